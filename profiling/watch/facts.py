@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from feedline.profiling.record.journal import Compute
 
 T = TypeVar("T")
+MOST_SAMPLES = 10**12
 
 
 def quietly(read: Callable[[], T]) -> T | None:
@@ -112,7 +113,9 @@ def _bool(value: Any) -> bool | None:
 
 
 def _length(value: Any) -> int | None:
-    return _int(quietly(lambda: len(value)))
+    """None too for `sys.maxsize` and the like, by which a dataset says that it has no end."""
+    length = _int(quietly(lambda: len(value)))
+    return length if length is not None and length < MOST_SAMPLES else None
 
 
 def role(place: str, loader: Any) -> tuple[str, dict[str, Any]]:
@@ -190,6 +193,8 @@ class Facts(Compute):
         self.parameters = sum(int(quietly(one.numel) or 0) for one in weights)
         if weights:
             self.device = str(getattr(weights[0], "device", "cpu"))
+            if str(getattr(weights[0], "dtype", "")) in ("torch.bfloat16", "torch.float16"):
+                self.autocast = True  # it computes in that anyway
             kernels = [one for one in weights if getattr(one, "ndim", 0) == 4 and one.shape[1] > 1][:16]
             layout = getattr(sys.modules.get("torch"), "channels_last", None)
             apart = (one.is_contiguous(memory_format=layout) and not one.is_contiguous() for one in kernels)

@@ -119,6 +119,8 @@ class Saves:
             paths = args[:1] if writes else ()
         else:
             paths = args[: CHANGING.get(event, 0)]
+        if event == "shutil.rmtree":  # an old checkpoint's folder, of which a part might go
+            paths = (file for _, _, files in os.walk(args[0]) for file in files)
         model = next((path for path in paths if is_model(path)), None)
         if model is not None and os.getpid() == self._pid:
             self._refused(f"the script was about to change {Path(os.fsdecode(model)).name} by itself")

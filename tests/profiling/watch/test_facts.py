@@ -1,15 +1,18 @@
 """What loaders look like is read off them: nothing of the script's is set off by that."""
 
 import random
+import sys
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from feedline.profiling.profile import Profile
+from feedline.profiling.watch.facts import Facts
 from tests.profiling.trainings import Training, data
 
 
@@ -51,3 +54,26 @@ def test_the_scripts_transforms_are_called_for_its_samples_only() -> None:
             training.step((images[:, 0, 0, :4], labels))
     assert seen.recording.loaders[0].refused == ""
     assert own.calls == 64
+
+
+class Endless(TensorDataset):
+    """It says so as many do."""
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+
+def test_a_dataset_without_an_end_has_no_length() -> None:
+    endless = Endless(*data().tensors)
+    with Profile(resources=False) as seen:
+        for _ in zip(range(8), DataLoader(endless, batch_size=8, sampler=range(64)), strict=False):
+            pass
+    assert seen.recording.loaders[0].dataset_samples is None
+
+
+def test_a_model_in_half_precision_needs_no_autocast() -> None:
+    facts = Facts()
+    facts.see_optimizer(torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))
+    assert facts.autocast is None
+    facts.see_optimizer(torch.optim.SGD(torch.nn.Linear(2, 2, dtype=torch.bfloat16).parameters(), lr=0.1))
+    assert facts.autocast

@@ -21,6 +21,8 @@ def at_exit():
     torch.jit.script(model).save("jit.pt")
     os.remove("old.ckpt")
 atexit.register(at_exit)
+import shutil
+atexit.register(shutil.rmtree, "checkpoint-1")
 
 try:
     for batch in DataLoader(data, batch_size=8):
@@ -41,8 +43,13 @@ def test_no_model_file_changes_from_the_first_leg_to_the_end(work: Path) -> None
     models = ("exit.pt", "exit.safetensors", "jit.pt", "old.ckpt", "best.pt", "broken.pth", "last.pt", "other.tmp")
     for name in models:
         (work / name).write_bytes(name.encode())
+    (work / "checkpoint-1" / "unet").mkdir(parents=True)
+    rotated = [work / "checkpoint-1" / name for name in ("config.json", "unet/model.safetensors")]
+    for file in rotated:
+        file.write_text("{}")
     found = seen(script(work, SAVES))
     assert rates(found)["normal"] == 2
+    assert all(file.exists() for file in rotated)
     assert {name: (work / name).read_bytes() for name in models} == {name: name.encode() for name in models}
     assert not (work / "last.tmp").exists()
     assert (work / "result.txt").read_text() == "done"
