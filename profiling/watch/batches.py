@@ -5,12 +5,13 @@ shape to tell, sparse ones no size.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from feedline.profiling.watch.facts import quietly
 
 DEPTH = 6  # of nesting looked into
 NODES = 128  # members looked at in all: a batch may hold lists of a million floats
+CHANNELS = (1, 3, 4)  # of a picture
 
 
 def tensors(batch: Any) -> list[Any]:
@@ -49,22 +50,51 @@ def _members(one: Any) -> list[Any]:
     return []
 
 
-def sizes(batch: Any) -> tuple[int | None, int]:
-    """(samples, bytes) of a batch. Samples are the first tensor's first dimension, else the length of its first list;
-    None if neither: exceptions and the loader's own messages are no batches."""
+def sizes(batch: Any, batch_size: int | None = None) -> tuple[int | None, int]:
+    """(samples, bytes) of a batch. Samples are the first tensor's first dimension, or the length of a list of samples
+    that it is in, as detection's are (`batch_size`: the loader's own); else the length of its first list; None if
+    neither: exceptions and the loader's own messages are no batches."""
     found = tensors(batch)
     try:  # the usual batch, quickly
-        return int(found[0].shape[0]), sum(int(one.nbytes) for one in found)
+        samples, size = int(found[0].shape[0]), sum(int(one.nbytes) for one in found)
     except Exception:
-        return _sizes_of_others(batch, found)
+        return _sizes_of_others(batch, found, batch_size)
+    return samples if samples == batch_size else _listed(batch, found[0], batch_size) or samples, size
 
 
-def _sizes_of_others(batch: Any, found: Sequence[Any]) -> tuple[int | None, int]:
-    shapes = (_shape(one) for one in found)
-    samples = next((shape[0] for shape in shapes if shape), None)
+def _sizes_of_others(batch: Any, found: Sequence[Any], batch_size: int | None) -> tuple[int | None, int]:
+    first = next((one for one in found if _shape(one)), None)
     nbytes = (quietly(lambda one=one: one.nbytes) for one in found)
     size = sum(size for size in nbytes if isinstance(size, int))
-    return quietly(lambda: _length(batch)) if samples is None else samples, size
+    if first is None:
+        return quietly(lambda: _length(batch)), size
+    return _listed(batch, first, batch_size) or _shape(first)[0], size
+
+
+def _listed(batch: Any, first: Any, batch_size: int | None) -> int | None:
+    """How many samples a list around the batch's first tensor has; None where it holds none by one: tensors of whole
+    batches, such as several crops, are lists too."""
+    lists = quietly(lambda: _lists_around(batch, first)) or []
+    if batch_size is not None and any(len(one) == batch_size for one in lists):
+        return batch_size
+    shape = _shape(first)
+    picture = len(shape) == 3 and shape[0] in CHANNELS
+    return next((len(one) for one in reversed(lists) if picture and _alike(one)), None)
+
+
+def _lists_around(batch: Any, array: Any) -> list[Sequence[Any]]:
+    """The outermost first."""
+    lists: list[Sequence[Any]] = []
+    while batch is not None and batch is not array and len(lists) < DEPTH:
+        lists += [cast("Sequence[Any]", batch)] if isinstance(batch, list | tuple) else []
+        members = _members(batch)
+        batch = next((one for one in members if one is array or any(found is array for found in tensors(one))), None)
+    return lists
+
+
+def _alike(samples: Sequence[Any]) -> bool:
+    """Whether they may be samples of one kind: a picture and its label are not."""
+    return len({(type(one), len(shape := _shape(one)), *shape[:1]) for one in samples[:NODES]}) == 1
 
 
 def _shape(array: Any) -> list[int]:

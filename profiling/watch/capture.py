@@ -178,7 +178,7 @@ class Capture:
         self.costing(self._got, by, batch, now)
 
     def _got(self, by: Pass, batch: Any, now: float) -> None:
-        samples, size = sizes(batch)
+        samples, size = sizes(batch, self.loaders.about[by.loader]["batch_size"])
         self._drawn[by.loader] = samples or 0, size
         if by.background:  # perhaps since it asked
             self._background = by.loader

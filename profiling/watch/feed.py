@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.passes import Pass
 from feedline.profiling.watch.patches import Patches
 from feedline.profiling.watch.rules import own_place
@@ -261,6 +262,7 @@ class Feeds:
         return WorkerEntry(
             original=loop, module=loop.__module__, folder=str(capture.journal.folder), rank=capture.rank,
             trainer=capture.pid, loader=capture.loaders.known(loader) or 0, lines=self.worker_lines,
+            batch_size=settings(loader)["batch_size"],
         )  # fmt: skip
 
 

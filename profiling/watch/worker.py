@@ -40,6 +40,7 @@ class WorkerEntry:
     rank: int
     trainer: int
     """Its process's id."""
+    batch_size: int | None
     lines: Any
     """Where `--lines` is asked for, what is called with the dataset and the collate function, and gives what is told
     of each item of the data queue."""
@@ -80,6 +81,7 @@ class WorkerWatch:
         self._journal = Journal(Path(entry.folder))
         self._left = f"left-{entry.trainer}"
         self._name = f"worker-{os.getpid()}"
+        self._batch_size = entry.batch_size
         self._main = threading.get_ident()
         self._evidence = ThreadEvidence(threading.get_native_id())
         self._about = {"pid": os.getpid(), "worker": worker, "loader": entry.loader, "rank": entry.rank}
@@ -94,7 +96,7 @@ class WorkerWatch:
     def count(self, item: Any) -> None:
         """Of the data queue: a batch, unless it is one of the loader's own messages."""
         began_s = time.thread_time()
-        samples = sizes(item[1])[0] if isinstance(item, tuple) and len(item) == 2 else None
+        samples = sizes(item[1], self._batch_size)[0] if isinstance(item, tuple) and len(item) == 2 else None
         if samples is not None:
             self.sums.batches += 1
             self.sums.samples += samples

@@ -19,7 +19,6 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record.journal import LegRow
 from feedline.profiling.watch import cuda
-from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.capture import Finished
 from feedline.profiling.watch.facts import role
 from feedline.profiling.watch.feed import Feed, Feeds
@@ -177,7 +176,7 @@ class Director:
             tally.asks()
             self._interrupted = False
             batch = way.batch(batches)
-            samples, restarted = sizes(batch)[0] or 0, batches.restarted
+            samples, restarted = batches.samples(batch), batches.restarted
             yield batch
             tally.add(samples, apart=restarted or self._interrupted)
         cuda.settle_device()

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice, repeat
 from typing import Any
 
@@ -103,6 +104,13 @@ class Batches:
                 raise NoMore from None
         self._drawn += 1
         return batch
+
+    @cached_property
+    def batch_size(self) -> int | None:
+        return settings(self.feed.loader)["batch_size"]
+
+    def samples(self, batch: Any) -> int:
+        return sizes(batch, self.batch_size)[0] or 0
 
     def first(self) -> Cache:
         """With at least one batch in it."""
@@ -219,30 +227,37 @@ class LoaderOnly(Way):
         """None where the loader cannot be had with so many workers."""
         if self.count is None:
             drawn = ((batches.draw(), batches.restarted) for _ in repeat(None))
-            return self._drain(drawn, batches.queued() + 1, batches.turn, window_s, neighbours)
+            return self._drain(batches, drawn, batches.queued() + 1, batches.turn, window_s, neighbours)
         loader = batches.feed.adapter.again(batches.feed.loader, self.count)
         if loader is None:
             return None
         endless = endlessly(loader)
         try:
-            return self._drain(endless, batches.queued(self.count) + self.count, self.count, window_s, neighbours)
+            skip = batches.queued(self.count) + self.count
+            return self._drain(batches, endless, skip, self.count, window_s, neighbours)
         finally:
             endless.close()
 
     def _drain(
-        self, batches: Iterator[tuple[Any, bool]], skip: int, turn: int, window_s: float, neighbours: Neighbours
+        self,
+        batches: Batches,
+        drawn: Iterator[tuple[Any, bool]],
+        skip: int,
+        turn: int,
+        window_s: float,
+        neighbours: Neighbours,
     ) -> LegRow | None:
         """The first batch of a pass is left out, as in the verdict: what passes begin with is added by itself. Ends
         behind whole turns, as `Tally` does."""
-        for _ in islice(batches, skip):
+        for _ in islice(drawn, skip):
             pass
         neighbours.begin()
         cpu_s, asked = children_cpu_seconds(), time.perf_counter()
         until = asked + MOST_WINDOWS * window_s
         samples = left_out = steps = 0
         seconds = 0.0
-        for batch, first in batches:
-            came, count = time.perf_counter(), sizes(batch)[0] or 0
+        for batch, first in drawn:
+            came, count = time.perf_counter(), batches.samples(batch)
             if first:
                 left_out += count
             else:

@@ -47,6 +47,35 @@ def test_samples_and_bytes(batch: Any, samples: int | None, size: int) -> None:
     assert sizes(batch) == (samples, size)
 
 
+def pictures(count: int) -> list[Any]:
+    return [np.zeros((3, 40 + number, 50), np.float32) for number in range(count)]
+
+
+BOXES = [{"boxes": np.zeros((number + 1, 4)), "labels": np.zeros(number + 1)} for number in range(6)]
+CROPS = [[np.zeros((8, 3, 4, 4))] * 2 + [np.zeros((8, 3, 2, 2))] * 4, np.zeros(8)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "batch_size", "samples"),
+    [
+        ((tuple(pictures(6)), tuple(BOXES)), 6, 6),  # torchvision's detection
+        ((tuple(pictures(5)), tuple(BOXES[:5])), 6, 5),  # and its last batch
+        ([(picture, 1) for picture in pictures(6)], 6, 6),  # collate_fn=list
+        ([(np.int64(1), picture) for picture in pictures(5)], 6, 5),
+        (pictures(6), None, 6),
+        ([{"image": picture, "id": np.int64(7)} for picture in pictures(6)], None, 6),  # detectron2's
+        ([object(), tuple(BOXES)], 6, 6),  # DETR's
+        (CROPS, 8, 8),
+        (CROPS, 16, 8),
+        (CROPS, None, 8),
+        ([IMAGES, LABELS], 16, 4),
+        ([np.zeros((3, 128, 64)), np.zeros((3, 7))], 8, 3),  # three of a series
+    ],
+)
+def test_samples_one_by_one_are_counted_by_their_list(batch: Any, batch_size: int | None, samples: int) -> None:
+    assert sizes(batch, batch_size)[0] == samples
+
+
 class Raising:
     dtype = "float32"
 

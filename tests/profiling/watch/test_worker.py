@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from feedline.profiling.profile import Profile
@@ -68,3 +69,26 @@ def test_sending_is_what_the_thread_of_the_workers_own_queue_does() -> None:
             pass
     (worker,) = seen.recording.workers
     assert worker.stages["send"] > worker.stages["idle"]
+
+
+class Boxes(Dataset[Any]):
+    """Pictures of three channels, each of its own size."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(3, 8 + index % 5, 8), {"boxes": torch.zeros(1 + index % 3, 4)}
+
+
+def one_by_one(samples: list[Any]) -> Any:
+    return tuple(zip(*samples, strict=True))
+
+
+def test_samples_that_are_handed_over_one_by_one_are_counted_on_both_sides() -> None:
+    with Profile(resources=False) as seen:
+        for _ in DataLoader(Boxes(), batch_size=8, num_workers=1, collate_fn=one_by_one):
+            time.sleep(0.005)
+    assert {step.samples for step in seen.recording.steps} == {8}
+    (worker,) = seen.recording.workers
+    assert worker.samples == pytest.approx(8 * worker.batches, abs=4)
