@@ -7,7 +7,7 @@ inside measured steps of the training loader: start-up, evaluation and checkpoin
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, zip_longest
@@ -37,8 +37,8 @@ from feedline.profiling.record.watch_costs import costs, overhead
 from feedline.profiling.record.windows import RowSum, Windows, over_steps
 
 WARM_UP_RULE = (
-    "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader, or of a loop that asks "
-    "none itself, and the first batch of every later pass, at most a quarter of the pass"
+    "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader that trains, or of a loop "
+    "that asks none itself, and the first batch of every other pass, at most a quarter of the pass"
 )
 MOST_ITEM_LINES, MOST_PATHS = 8, 512
 About = dict[str, Any]
@@ -56,10 +56,14 @@ def merge(
     script: Script | None = None,
 ) -> Recording:
     """Everything the processes of a run wrote down. `origin` is the clock's reading at second 0."""
-    trainers = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
-    rows = {trainer["pid"]: _rows(journal, trainer) for trainer in trainers}
-    phases = _phases([row for of_process in rows.values() for row in of_process])
-    by_trainer = {one["pid"]: _steps(one, rows[one["pid"]], phases, origin) for one in trainers}
+    found = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
+    rows = {trainer["pid"]: _rows(journal, trainer) for trainer in found}
+    trainers = _that_train(found, rows)
+    workers = _workers(journal, {one["pid"] for one in found} - {one["pid"] for one in trainers})
+    anywhere = any(row.trained for one in trainers for row in rows[one["pid"]])
+    by_process = {one["pid"]: _phases(rows[one["pid"]], anywhere=anywhere) for one in trainers}
+    phases = [item for of_process in by_process.values() for item in of_process.items()]
+    by_trainer = {one["pid"]: _steps(one, rows[one["pid"]], by_process[one["pid"]], origin) for one in trainers}
     steps = sorted(chain(*by_trainer.values()), key=lambda step: (step.rank, step.start_s))
     first = trainers[0]["loaders"] if trainers else []  # ranks run the same script
     loaders = [LoaderSeen(**one, phase=_loader_phase(phases, one["id"])) for one in first]
@@ -76,7 +80,7 @@ def merge(
     ]
     series = list(sampler.recorded) if sampler else []
     # Round robin over the processes, so that one worker's folder does not fill the list.
-    turns = zip_longest(*(one["paths"] for one in (*journal.all("worker-"), *trainers)))
+    turns = zip_longest(*(one["paths"] for one in (*workers, *trainers)))
     started = datetime.now(UTC) - timedelta(seconds=time.perf_counter() - origin)
     ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in times]
     recording = Recording(
@@ -91,7 +95,7 @@ def merge(
         passes=[LoaderPass(**one, rank=trainer["rank"]) for trainer in trainers for one in trainer["passes"]],
         optimizer_steps=max((one["optimizer_steps"] for one in trainers), default=0),
         warm_up=WARM_UP_RULE,
-        workers=_worker_times(journal, trainers, by_trainer, phases, windows, origin),
+        workers=_worker_times(journal, workers, trainers, by_trainer, phases, windows, origin),
         trainers=times,
         series=series,
         gpus=over_steps(sampler.gpus, series, training) if sampler else [],
@@ -101,7 +105,12 @@ def merge(
         lines=diagnostic.lines(journal),
         overhead=overhead(journal, trainers, sampler, max(ends_s, default=0.0)),
         notes=_notes(
-            journal, trainers, steps, loaders, failed=script is not None and script.ended_by in ("error", "signal")
+            journal,
+            workers,
+            trainers,
+            steps,
+            loaders,
+            failed=script is not None and script.ended_by in ("error", "signal"),
         ),
     )
     return replace(recording, costs=costs(recording))
@@ -119,18 +128,29 @@ def _rows(journal: Journal, trainer: About) -> list[StepRow]:
     return [row for row in rows if row.trained or row.loader not in background]
 
 
-def _phases(rows: Sequence[StepRow]) -> Phases:
-    """A pass is training when a backward pass or an optimiser step ran inside it. A run that trains nowhere is all
-    training: it is the loop the user asked about."""
+def _that_train(trainers: list[About], rows: Mapping[int, Sequence[StepRow]]) -> list[About]:
+    """What other processes iterate over, such as an evaluation in a child, is none of the loop's. All, where none
+    trains."""
+    training = [one for one in trainers if one["optimizer_steps"] or any(row.trained for row in rows[one["pid"]])]
+    return training or trainers
+
+
+def _workers(journal: Journal, strangers: Collection[int]) -> list[About]:
+    """But for those of these trainers."""
+    return [one for one in journal.all("worker-") if one.get("trainer") not in strangers]
+
+
+def _phases(rows: Sequence[StepRow], *, anywhere: bool) -> Phases:
+    """Of one process. A pass is training when a backward pass or an optimiser step ran inside it. A run that trains
+    nowhere is all training: it is the loop the user asked about."""
     trained: dict[tuple[int, int], bool] = defaultdict(bool)
     for row in rows:
         trained[row.loader, row.epoch] |= row.trained
-    anywhere = any(trained.values())
     return {key: "train" if done or not anywhere else "eval" for key, done in trained.items()}
 
 
-def _loader_phase(phases: Phases, loader: int) -> Phase:
-    mine = {phase for (number, _), phase in phases.items() if number == loader}
+def _loader_phase(phases: Iterable[tuple[tuple[int, int], Phase]], loader: int) -> Phase:
+    mine = {phase for (number, _), phase in phases if number == loader}
     return "train" if "train" in mine else "eval" if mine else "other"
 
 
@@ -143,7 +163,7 @@ def _compute(trainers: Sequence[About], steps: Sequence[Step]) -> Compute:
     for loader, place, count in (row for one in trainers for row in one["sync_places"]):
         places[place] += count if measured and loader == measured[0].loader else 0
     facts = trainers[0]["facts"] | {
-        "world_size": max(len(trainers), *(one["facts"]["world_size"] for one in trainers)),
+        "world_size": len({one["rank"] for one in trainers}),
         "items": sum(step.syncs for step in measured),
         "items_s": sum(step.sync_s for step in measured),
         "item_lines": [place for place, count in places.most_common(MOST_ITEM_LINES) if count],
@@ -162,9 +182,13 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
         for one in trainer["loaders"]
     }
     steps: list[Step] = []
+    first: dict[int, int] = {}  # not that of a batch which is looked at before the loop
+    for loader, epoch in sorted(by_pass, key=lambda key: (phases[key] != "train", key[1])):
+        first.setdefault(loader, epoch)
     for (loader, epoch), members in by_pass.items():
         # A killed process may not have told of its last loader; `next(iter(loader))` makes passes of one batch.
-        wanted = queued.get(loader, 0) + 3 if epoch in (0, OWN_EPOCH) else 1 if len(members) > 1 else 0
+        begins = epoch in (first[loader], OWN_EPOCH)
+        wanted = queued.get(loader, 0) + 3 if begins else 1 if len(members) > 1 else 0
         warm = min(wanted, max(1, len(members) // 4))
         for position, row in enumerate(members):
             row.start_s -= origin
@@ -180,15 +204,16 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
 
 def _worker_times(
     journal: Journal,
+    workers: Sequence[About],
     trainers: Sequence[About],
     steps: Mapping[int, Sequence[Step]],
-    phases: Phases,
+    phases: Sequence[tuple[tuple[int, int], Phase]],
     windows: Mapping[int, Windows],
     origin: float,
 ) -> list[WorkerTime]:
     """Of worker processes, and of trainers that prepare their data themselves: these make what their own `steps`
     (by process) were given."""
-    sources = [(f"worker-{one['pid']}", one, one["loader"], False) for one in journal.all("worker-")]
+    sources = [(f"worker-{one['pid']}", one, one["loader"], False) for one in workers]
     for one in trainers:
         numbers = range(len(one["loaders"]))
         sources += [(f"loading-{one['pid']}-{loader}", one, loader, True) for loader in numbers]
@@ -234,7 +259,13 @@ def scopes(journal: Journal, pids: Iterable[int]) -> dict[int, str]:
 
 
 def _notes(
-    journal: Journal, trainers: Sequence[About], steps: Sequence[Step], loaders: Sequence[LoaderSeen], *, failed: bool
+    journal: Journal,
+    workers: Sequence[About],
+    trainers: Sequence[About],
+    steps: Sequence[Step],
+    loaders: Sequence[LoaderSeen],
+    *,
+    failed: bool,
 ) -> list[str]:
     notes: list[str] = []
     if not loaders and failed:
@@ -248,9 +279,17 @@ def _notes(
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")
     if any(one["ended_by"] == "running" for one in trainers):
         notes.append("enough was seen before the script ended: it ran on unwatched")
-    if count := sum(killed(journal, worker) for worker in journal.all("worker-")):
+    seen, ranks = (
+        len({one["rank"] for one in trainers}),
+        max((one["facts"]["world_size"] for one in trainers), default=1),
+    )
+    if seen < ranks:
+        notes.append(
+            f"{seen} of {ranks} ranks were seen: rates and predictions are of {'it' if seen == 1 else 'these'}"
+        )
+    if count := sum(killed(journal, worker) for worker in workers):
         notes.append(f"{count_of(count, 'worker')} killed by a signal: counted up to their last second")
-    told, used = {worker["loader"] for worker in journal.all("worker-")}, {step.loader for step in steps}
+    told, used = {worker["loader"] for worker in workers}, {step.loader for step in steps}
     if any(one.num_workers and one.kind == "torch" and one.id in used - told for one in loaders):
         notes.append(
             "a loader's workers told nothing, they were there before: make it anew to see them (persistent_workers)"

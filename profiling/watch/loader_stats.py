@@ -26,6 +26,7 @@ class LoaderStats:
     def __init__(self, loader: Any, number: int, rank: int) -> None:
         self._loader = loader
         self._about: dict[str, Any] = {"loader": number, "rank": rank, "ended": True, "paths": None}
+        self._about["trainer"] = os.getpid()
         self._before: dict[int, dict[str, Any]] = {}
         """By the worker's number."""
         self._split: str | None = None

@@ -85,6 +85,7 @@ class WorkerWatch:
         self._main = threading.get_ident()
         self._evidence = ThreadEvidence(threading.get_native_id())
         self._about = {"pid": os.getpid(), "worker": worker, "loader": entry.loader, "rank": entry.rank}
+        self._about["trainer"] = entry.trainer
         collect_paths()
         self._sampler = StackSampler(self._look, self._journal, rate_hz=WORKER_HZ)
         self._say()

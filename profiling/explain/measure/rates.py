@@ -178,12 +178,13 @@ def _apart(one: Rate, other: Rate) -> bool:
 def _epoch(recording: Recording, steps: Sequence[Step]) -> tuple[float, float, float | None]:
     """(seconds that a pass takes beside its steps, their relative error, samples of a pass).
 
-    From asking for an iterator to its first batch, in second and later passes, and from asking for a batch that is
-    not there to being told so; less the wait that the first batch would have had anyway.
+    From asking for an iterator to its first batch, in passes behind the first that trains, and from asking for a
+    batch that is not there to being told so; less the wait that the first batch would have had anyway.
     """
     loader = recording.train_loader
     passes = [epoch for epoch in recording.passes if loader is None or epoch.loader == loader.id]
-    starts = [epoch.start_s for epoch in passes if epoch.epoch > 0]
+    first = min((step.epoch for step in steps), default=0)
+    starts = [epoch.start_s for epoch in passes if epoch.epoch > first]
     whole = [epoch for epoch in passes if epoch.end_s is not None]
     if not starts or not whole or not steps:
         return 0.0, 0.0, None

@@ -12,7 +12,7 @@ import pytest
 
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import all_predictions
-from feedline.profiling.record.journal import Journal, StudyConfig
+from feedline.profiling.record.journal import Journal, StudyConfig, TimeRow
 from feedline.profiling.record.measurements import scope_of
 from feedline.profiling.record.merge import merge, scopes
 from feedline.profiling.record.recording import Compute, Gpu, Recording, Series, Step
@@ -28,6 +28,10 @@ BATCH = [[1, 2, 3, 4]]
 
 class Loader:
     num_workers = 0
+
+
+class TwoWorkers:
+    num_workers = prefetch_factor = 2
 
 
 class OnDevice:
@@ -115,6 +119,83 @@ def test_the_cost_of_the_watch_is_the_time_of_its_hooks_and_samplers(tmp_path: P
     found = trained(tmp_path).overhead
     assert 0 < found.hooks_s < 12e-3
     assert found.fraction == pytest.approx((found.hooks_s + found.sampler_cpu_s["trainer"]) / found.seconds)
+
+
+def looped(
+    folder: Path, *, pid: int, batches: int, trains: bool = True, rank: int = 0, worker: int | None = None
+) -> None:
+    """What a process of that id told of one loop."""
+    capture = Capture(Journal(folder), StudyConfig(steady=False))
+    capture.pid, capture.rank = pid, rank
+    one = capture.begin_pass(Loader(), "torch")
+    for _ in range(batches):
+        capture.ask(one)
+        capture.got(one, BATCH)
+        time.sleep(0.002)
+        if trains:
+            capture.backward(0.001)
+    capture.end_pass(one, exhausted=True)
+    if worker is not None:
+        about = {"pid": worker, "worker": 0, "loader": 0, "rank": rank, "ended": True, "paths": [], "trainer": pid}
+        capture.journal.write(f"worker-{worker}", about)
+        now = time.perf_counter()
+        capture.journal.append(f"worker-{worker}", [TimeRow(now - 1, now, {"read": 1.0}, {}, {}, {}, 9, 9, 0.5, 99)])
+    capture.leave("itself")
+    capture.end()
+
+
+def test_what_a_child_process_evaluates_is_no_training(tmp_path: Path) -> None:
+    """Its first loader has the number of its parent's."""
+    origin = time.perf_counter()
+    looped(tmp_path, pid=11, batches=12, worker=12)
+    looped(tmp_path, pid=7, batches=40, trains=False, worker=8)
+    seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"])
+    assert (len(seen.steps), seen.compute.world_size) == (12, 1)
+    assert [one.pid for one in seen.workers] == [12]
+
+
+def test_two_processes_that_train_as_the_same_rank_are_one(tmp_path: Path) -> None:
+    origin = time.perf_counter()
+    looped(tmp_path, pid=7, batches=12)
+    looped(tmp_path, pid=11, batches=12)
+    seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"])
+    assert (len(seen.steps), seen.compute.world_size, seen.notes) == (24, 1, [])
+
+
+def test_ranks_that_were_not_seen_are_said_and_are_not_in_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks run on other machines."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    origin = time.perf_counter()
+    looped(tmp_path, pid=7, batches=12)
+    looped(tmp_path, pid=11, batches=12, rank=1)
+    seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"])
+    assert seen.compute.world_size == 2
+    assert "2 of 8 ranks were seen: rates and predictions are of these" in seen.notes
+
+
+def test_a_batch_that_is_looked_at_before_the_loop_is_not_its_first_pass(tmp_path: Path) -> None:
+    """Its queue fills as it begins, and workers that start then take nothing from later epochs."""
+    origin = time.perf_counter()
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    loader = TwoWorkers()
+    for epoch, batches in enumerate((1, 40, 40)):
+        one = capture.begin_pass(loader, "torch")
+        time.sleep(0.1 if epoch == 1 else 0.0)
+        for _ in range(batches):
+            capture.ask(one)
+            capture.got(one, BATCH)
+            time.sleep(0.002)
+            if epoch:
+                capture.backward(0.001)
+        if epoch:
+            capture.end_pass(one, exhausted=True)
+    capture.leave("itself")
+    seen = merge(capture.journal, origin=origin, argv=["x.py"])
+    warm = [sum(step.warm_up for step in seen.steps if step.epoch == epoch) for epoch in (1, 2)]
+    assert warm == [7, 1]
+    assert measure(seen).rates.epoch_start_s < 0.05
 
 
 class Event:
