@@ -4,7 +4,7 @@ Whatever a batch's own attributes raise is kept from the script, whose `next` th
 shape to tell, sparse ones no size.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from feedline.profiling.watch.facts import quietly
@@ -20,17 +20,25 @@ def tensors(batch: Any) -> list[Any]:
         flat = [one for one in batch if _is_array(one)]
         if len(flat) == len(batch):
             return flat
-    found: list[Any] = []
+    return [one for one, array in _walk(batch) if array]
+
+
+def parts(batch: Any) -> list[Any]:
+    """All that it consists of, containers before their members. Large structures are cut."""
+    return [one for one, _ in _walk(batch)]
+
+
+def _walk(batch: Any) -> Iterator[tuple[Any, bool]]:
+    """Its parts, and whether each is an array."""
     pending: list[tuple[Any, int]] = [(batch, DEPTH)]
     for _ in range(NODES):
         if not pending:
             break
         one, depth = pending.pop()
-        if _is_array(one):
-            found.append(one)
-        elif depth:
+        array = _is_array(one)
+        yield one, array
+        if depth and not array:
             pending += [(member, depth - 1) for member in reversed(quietly(lambda one=one: _members(one)) or [])]
-    return found
 
 
 def _is_array(one: Any) -> bool:

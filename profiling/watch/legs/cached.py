@@ -1,11 +1,12 @@
 """Batches kept to be handed out again and again: what a training loop does when data is free."""
 
 import copy
+import operator
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.profiling.watch.batches import sizes, tensors
+from feedline.profiling.watch.batches import parts, sizes, tensors
 
 KEPT_BATCHES = 4
 KEPT_BYTES = 512 << 20
@@ -19,7 +20,21 @@ class Kept:
     """Its tensors as they came: copies are not."""
 
     def __post_init__(self) -> None:
-        self.versions = _versions(self.batch)
+        self._parts, self._tensors = parts(self.batch), tensors(self.batch)
+        self._versions = list(map(_version, self._tensors))
+
+    @property
+    def untouched(self) -> bool:
+        """The script has replaced none of its parts, nor changed a tensor in place."""
+        now = parts(self.batch)
+        same = len(now) == len(self._parts) and all(map(operator.is_, now, self._parts))
+        return same and list(map(_version, self._tensors)) == self._versions
+
+    def restored(self) -> "Kept":
+        """As it came, of the very tensors that are as they came: to copy those would take the loop's time."""
+        known = zip(tensors(self.pristine), self._tensors, self._versions, strict=True)
+        left = {id(clean): own for clean, own, version in known if _version(own) == version}
+        return Kept(_copied(self.pristine, self.pinned, left), self.pristine, self.pinned)
 
 
 @dataclass
@@ -34,12 +49,11 @@ class Cache:
             self.kept.append(Kept(batch, copy.deepcopy(batch), pinned))
 
     def next(self) -> Any:
-        """The next kept batch; one that the script has changed in place is restored first."""
+        """The next kept batch; one that the script has changed is restored first."""
         self.turn = (self.turn + 1) % len(self.kept)
-        kept = self.kept[self.turn]
-        if _versions(kept.batch) != kept.versions:
-            kept = self.kept[self.turn] = Kept(_copied(kept.pristine, kept.pinned), kept.pristine, kept.pinned)
-        return kept.batch
+        if not self.kept[self.turn].untouched:
+            self.kept[self.turn] = self.kept[self.turn].restored()
+        return self.kept[self.turn].batch
 
     def laid_out(self) -> "Cache | None":
         """Copies with their images in channels_last, as feedline's loader hands them over (NHWC seen as NCHW); None
@@ -55,8 +69,8 @@ class Cache:
         return other if changed else None
 
 
-def _versions(batch: Any) -> list[int]:
-    return [getattr(tensor, "_version", 0) for tensor in tensors(batch)]
+def _version(tensor: Any) -> int:
+    return getattr(tensor, "_version", 0)
 
 
 def _is_tensor(one: Any) -> bool:
@@ -64,9 +78,10 @@ def _is_tensor(one: Any) -> bool:
     return torch is not None and isinstance(one, torch.Tensor)
 
 
-def _copied(pristine: Any, pinned: list[bool]) -> Any:
-    batch = copy.deepcopy(pristine)
+def _copied(pristine: Any, pinned: list[bool], left: dict[int, Any] | None = None) -> Any:
+    """`left`: by the ids of its tensors, what stands for them and is not copied."""
+    batch = copy.deepcopy(pristine, left)
     for tensor, was in zip(tensors(batch), pinned, strict=True):
-        if was:
+        if was and not tensor.is_pinned():
             tensor.data = tensor.pin_memory()
     return batch

@@ -123,6 +123,41 @@ def test_batches_are_laid_out_as_feedline_hands_them_over_and_stay_what_they_are
     assert torch.equal(ours.next()["pixels"][0], images)
 
 
+def replaced(batch: Any) -> None:
+    batch["image"] = batch["image"].permute(0, 2, 3, 1)
+
+
+def taken_out(batch: Any) -> None:
+    batch.pop("name")
+
+
+def moved(batch: Any) -> None:
+    batch["pair"][0] = batch["pair"][0].double()
+
+
+def changed(batch: Any) -> None:
+    batch["image"].add_(1)
+
+
+@pytest.mark.parametrize("script", [replaced, taken_out, moved, changed])
+def test_what_the_script_does_with_a_kept_batch_is_undone_before_it_comes_again(script: Any) -> None:
+    image, label = torch.rand(2, 3, 4, 5), torch.arange(2)
+    cache, before = Cache(), image.clone()
+    cache.keep({"image": image, "pair": [label, 1], "name": "a"})
+    for _ in range(3):
+        batch = cache.next()
+        assert batch.keys() == {"image", "pair", "name"} and batch["pair"][0] is label
+        assert torch.equal(batch["image"], before)
+        assert script is changed or batch["image"] is image  # nothing was copied
+        script(batch)
+
+
+def test_a_batch_that_nobody_touched_comes_again_as_it_is() -> None:
+    cache = Cache()
+    cache.keep(batch := [torch.rand(2, 3), ("a", "b")])
+    assert cache.next() is cache.next() is batch
+
+
 def test_a_batch_that_the_script_took_apart_is_laid_out_all_the_same() -> None:
     batch = {"image": torch.rand(2, 3, 4, 4), "label": torch.arange(2)}
     cache = Cache()
