@@ -48,7 +48,9 @@ except Exception:
     if os.environ.get("FEEDLINE_DEBUG"):
         raise
 '''
-LEAVE_S = 20.0  # a script that was told to stop and does not is terminated after this long
+LEAVE_S = 20.0  # a script that was told to stop and trains on is terminated after this long
+RECENT_S = 5.0
+ENDING_MOST_S = 600.0  # so long may it take to end; what hangs longer is terminated, too
 GRACE_S = 3.0  # its workers end by themselves within this
 
 Report = Callable[[str], None]
@@ -85,7 +87,8 @@ def launched(config: StudyConfig, report: Report = lambda _: None) -> Generator[
             sampler.stop()
             _end_processes(journal, child)
         own_status, diagnosed = _status_of(code), progress(journal).began
-        if code and diagnosed and not interrupts.number and -code not in PASSED_ON:
+        ours = diagnosed or (code > 0 and _ended_by_us(journal))
+        if code and ours and not interrupts.number and -code not in PASSED_ON:
             code, stopped = 0, True
         by, error = _how_it_ended(journal, code, stopped=stopped)
         if diagnosed and by == "itself":  # in a window of ours
@@ -130,7 +133,7 @@ def _wait(
 ) -> tuple[int, bool]:
     """(return code, negative for a signal; whether we had to end it). Ends sampling when there is no more to see."""
     leaving_s: float | None = None
-    diagnosing = False
+    diagnosing = said = False
     while True:
         with suppress(subprocess.TimeoutExpired):
             return child.wait(timeout=0.5), False
@@ -146,12 +149,30 @@ def _wait(
         elif leaving_s is None:
             leaving_s = time.monotonic()
         elif time.monotonic() - leaving_s > LEAVE_S and ended[0] in ("steps", "seconds", "signal"):
-            child.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=5)
-            child.kill()
-            child.wait()
-            return 0, True
+            if why := _why_to_end(journal, time.monotonic() - leaving_s):
+                report(f"{why}: it is terminated")
+                journal.complain(f"{why}: it was terminated")
+                _terminate(child)
+                return 0, True
+            if not said:
+                report("the script is still ending; Ctrl-C ends it at once")
+            said = True
+
+
+def _why_to_end(journal: Journal, seconds: float) -> str:
+    """A script that was told to stop so long ago; "" where it may be saving, or handing over what it has seen."""
+    trains_on = journal.read("trains-on")
+    if trains_on is not None and time.monotonic() - trains_on["at"] < RECENT_S:
+        return "the script was told to stop and trains on"
+    return "the script was told to stop and has not ended" if seconds > ENDING_MOST_S else ""
+
+
+def _terminate(child: "subprocess.Popen[bytes]") -> None:
+    child.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=5)
+    child.kill()
+    child.wait()
 
 
 def _end_processes(journal: Journal, child: "subprocess.Popen[bytes]") -> None:
@@ -194,6 +215,14 @@ def _of_run(folder: Path, numbers: Iterable[int]) -> Generator[psutil.Process]:
 def _status_of(code: int) -> int:
     """As a shell tells it: 128 + n for signal n."""
     return 128 - code if code < 0 else code
+
+
+def _ended_by_us(journal: Journal) -> bool:
+    """Whether we ended the script's loop, and no error of its own came of that: what catches SystemExit may end with
+    a status above 0."""
+    trainers = [trainer for trainer in journal.all("trainer-") if is_trainer(trainer)]
+    stopped = any(trainer.get("ended_by") in ("steps", "seconds") for trainer in trainers)
+    return stopped and not any(trainer.get("error") for trainer in trainers)
 
 
 def _how_it_ended(journal: Journal, code: int, *, stopped: bool) -> tuple[EndedBy, str | None]:

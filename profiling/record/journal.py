@@ -1,9 +1,9 @@
 """How processes of a profiled run tell what they saw: small JSON files in the run's folder, and their rows' types.
 
 Every process writes only its own files, whole and by rename, so a process that is killed leaves its last complete
-word. Rows are appended, each time as one line with a JSON list of them: a torn last line is dropped. Three more files
-go the other way: `stop`, the step at which every rank leaves, `windows`, the steps of a leg's window, and
-`interrupted`.
+word. Rows are appended, each time as one line with a JSON list of them: a torn last line is dropped. `trains-on` is
+told of a script that goes on behind its end. Three more files go the other way: `stop`, the step at which every rank
+leaves, `windows`, the steps of a leg's window, and `interrupted`.
 """
 
 import json

@@ -30,10 +30,8 @@ TIMED = 10
 """One call in so many, drawn by lot, is timed and stands for all: asking the clock costs more than most of them."""
 COUNTED, COUNTED_FIRST = 16, 32
 """One batch in so many has its page faults counted, and the first so many behind the warm-up: steps may be long."""
-WARM_STEPS = 5
-"""Training steps whose page faults do not count: the allocator is still growing."""
-MOST_PLACES = 32
-"""Places of hidden synchronisations that are written down."""
+WARM_STEPS = 5  # training steps whose page faults do not count: the allocator is still growing
+MOST_PLACES = 32  # of hidden synchronisations that are written down
 MOST_STEPS = 16
 """Optimiser steps behind one batch. A loop that makes more asks another source: that batch's pass was broken off."""
 SAY_S = 2.0  # how often the facts are written again; rows are written as they come
@@ -317,6 +315,11 @@ class Capture:
         if self.trainer in (None, threading.get_ident()):
             raise Finished
         self.over = True
+
+    def trains_on(self) -> None:
+        """It is asked for more, though nothing more is to be seen."""
+        if self.ended_by in ("steps", "seconds", "signal"):
+            self.stop.ignored()
 
     def leave(self, ended_by: str | None) -> None:
         """Nothing more is to be seen; None: other windows follow. Called again as these and the script end, for how

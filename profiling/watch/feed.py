@@ -130,6 +130,8 @@ class Feed:
             self._original = original
             return director.next(self)
         if not capture.active or passed is None or passed.over:
+            if passed is not None and (passed.trained or not capture.loop.any_trained):
+                capture.trains_on()
             return (self._again or original)()
         if not passed.background and capture.trainer not in (None, threading.get_ident()):
             capture.to_background(passed)

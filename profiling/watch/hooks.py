@@ -110,6 +110,8 @@ class Hooks:
                 capture.costing(capture.optimizer_step, seconds, id(optimizer), sys._getframe(1))
             elif capture.over:
                 capture.finish()
+            else:
+                capture.trains_on()
 
         self.patches.on_remove(optimizers.register_optimizer_step_pre_hook(before).remove)
         self.patches.on_remove(optimizers.register_optimizer_step_post_hook(after).remove)

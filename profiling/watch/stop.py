@@ -7,6 +7,7 @@ longer. Seconds are counted from the end of the first step: it may compile the m
 """
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -18,6 +19,7 @@ ERROR = 0.01
 LONGEST_S = 120.0
 HELD_S = 10.0
 POLL_S = 0.25
+TELL_S = 1.0
 Reason = Literal["steps", "seconds", "running"]
 """What ended the verdict's steps; running: the script runs on, unwatched."""
 
@@ -70,7 +72,14 @@ class StopRule:
         self._reason: Reason = "running" if not ends else "steps" if config.steps else timed
         self.began: float | None = None
         """When the first step had ended."""
-        self._polled = 0.0
+        self._polled = self._told = 0.0
+
+    def ignored(self) -> None:
+        """The script was ended, and trains on: its launcher is told."""
+        now = time.monotonic()  # the clock of all processes
+        if now - self._told > TELL_S:
+            self._told = now
+            self._journal.write("trains-on", {"at": now})
 
     def reached(self, now: float, *, steps: int, ranks: int, rank: int, held: bool) -> Reason | None:
         """Why the watch ends now, None while it goes on. `steps` have ended; `held`: a first pass of a diagnostic run

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from feedline.cli.profile import with_trials
+from feedline.profiling import launch
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.profile_run import study
 from feedline.profiling.record.journal import StudyConfig
@@ -163,6 +164,62 @@ def test_a_loop_that_only_loads_stops_too(tmp_path: Path) -> None:
     done = study(StudyConfig(argv=[str(script)], steps=40))
     assert (done.status, done.recording.script.ended_by) == (0, "steps")
     assert len(done.recording.steps) == 40
+
+
+CATCHES = """
+import pathlib, sys, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train():
+    for (batch,) in DataLoader(TensorDataset(torch.rand(40_000, 4)), batch_size=4):
+        model(batch).mean().backward()
+        optimizer.step()
+        time.sleep(0.001)
+
+"""
+
+
+def caught(folder: Path, text: str) -> StudyConfig:
+    script = folder / "catches.py"
+    script.write_text(CATCHES + text)
+    return StudyConfig(argv=[str(script), str(folder / "saved")], steps=20)
+
+
+def test_a_script_that_takes_long_to_end_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "LEAVE_S", 1.0)
+    text = "try:\n    train()\nfinally:\n    time.sleep(4)\n    pathlib.Path(sys.argv[1]).touch()\n"
+    said: list[str] = []
+    done = study(caught(tmp_path, text), said.append)
+    assert (tmp_path / "saved").exists()
+    assert (done.status, done.recording.script.ended_by) == (0, "steps")
+    assert said == ["the script is still ending; Ctrl-C ends it at once"] and not done.recording.notes
+
+
+def test_a_script_that_trains_on_is_terminated_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "LEAVE_S", 1.0)
+    text = "while True:\n    try:\n        train()\n    except BaseException:\n        pass\n"
+    said: list[str] = []
+    done = study(caught(tmp_path, text), said.append)
+    assert (done.status, done.recording.script.ended_by) == (0, "steps")
+    assert said == ["the script was told to stop and trains on: it is terminated"]
+    assert done.recording.notes == ["the script was told to stop and trains on: it was terminated"]
+
+
+@pytest.mark.parametrize(
+    ("caught_with", "status", "by"), [("sys.exit(1)", 0, "steps"), ("raise ValueError('no disk')", 1, "error")]
+)
+def test_a_status_that_a_script_makes_of_its_end_is_none_but_an_error_of_its_own_is(
+    tmp_path: Path, caught_with: str, status: int, by: str
+) -> None:
+    text = f"try:\n    train()\nexcept BaseException:\n    {caught_with}\n"
+    done = study(caught(tmp_path, text))
+    assert (done.status, done.recording.script.ended_by) == (status, by)
 
 
 def test_stops_after_so_many_steps(tmp_path: Path) -> None:
