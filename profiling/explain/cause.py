@@ -128,6 +128,8 @@ def _handover(measured: Measured) -> Cause | None:
 
 def _stage(measured: Measured) -> Cause:
     workers, name = measured.workers, measured.workers.top
+    if not workers.each:
+        return Cause(words="what the workers do was not seen")
     if name is None and workers.looks < FEW_LOOKS:
         seen = count_of(workers.looks, "look")
         return Cause(words=f"{seen} at the workers are too few to say what they do: {measured.longer}")

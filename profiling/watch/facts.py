@@ -16,6 +16,7 @@ from feedline.profiling.record.journal import Compute
 
 T = TypeVar("T")
 MOST_SAMPLES = 10**12
+NODES = 32  # of torchdata's behind each other are looked at
 
 
 def quietly(read: Callable[[], T]) -> T | None:
@@ -37,8 +38,9 @@ def settings(one: Any) -> dict[str, Any]:
     def told(name: str) -> Any:
         return next((value for home in homes if (value := of(home, name)) is not None), None)
 
+    workers = told("num_workers")
     return {
-        "num_workers": _int(told("num_workers")),
+        "num_workers": _int(node_workers(one) if workers is None else workers),
         "batch_size": _int(told("batch_size") or told("bs") or of(sampler, "batch_size")),
         "prefetch_factor": _int(told("prefetch_factor")),
         "pin_memory": _bool(told("pin_memory")),
@@ -47,6 +49,17 @@ def settings(one: Any) -> dict[str, Any]:
         "dataset_samples": _length(dataset),
         "transforms": quietly(lambda: _transforms(dataset)) or [],
     }
+
+
+def node_workers(loader: Any) -> int | None:
+    """Threads or processes in which torchdata's nodes make batches, 0 where they do it in the thread that asks; None
+    for a loader of another kind."""
+    node = quietly(lambda: getattr(loader, "root", None))
+    nodes = [node] if hasattr(node, "reset") else []
+    while nodes and len(nodes) < NODES and (source := held_by(nodes[-1]).get("source")) is not None:
+        nodes.append(source)
+    ahead = any(type(one).__name__ in ("Prefetcher", "PinMemory") for one in nodes)
+    return max([int(ahead), *(_int(held_by(one).get("num_workers")) or 0 for one in nodes)]) if nodes else None
 
 
 def own_code(loader: Any) -> str | None:

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from feedline.profiling.watch.facts import innermost, quietly, settings
+from feedline.profiling.watch.facts import innermost, node_workers, quietly, settings
 from feedline.profiling.watch.feed import Feed, Feeds, WatchedLoader
 
 FEED = "_feedline_feed"
@@ -165,12 +165,10 @@ class Nodes(WatchedLoader):
 
     def in_trainer(self, loader: Any) -> bool | None:
         """Unless a node works outside the thread that asks it for batches."""
-        node = loader.root
-        for _ in range(32):
-            if getattr(node, "num_workers", 0) or type(node).__name__ in ("Prefetcher", "PinMemory"):
-                return False
-            node = getattr(node, "source", None)
-        return True
+        return not self.workers(loader)
+
+    def workers(self, loader: Any) -> int:
+        return node_workers(loader) or 0
 
 
 class Webdataset(WatchedLoader):

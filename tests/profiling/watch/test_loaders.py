@@ -168,14 +168,14 @@ def slow_batch(rows: list[Any]) -> Any:
     return torch.stack(rows), torch.zeros(len(rows), dtype=torch.long)
 
 
-@pytest.mark.parametrize("threads", [False, True])
-def test_torchdatas_nodes(threads: bool) -> None:
+@pytest.mark.parametrize(("how", "workers"), [("alone", 0), ("ahead", 1), ("in parallel", 2)])
+def test_torchdatas_nodes(how: str, workers: int) -> None:
     nodes = pytest.importorskip("torchdata.nodes")
     training, samples = Training(), torch.rand(40, 4)
     node = nodes.IterableWrapper(samples)
     node = nodes.Batcher(node, batch_size=4)
-    node = nodes.Mapper(node, slow_batch)
-    loader = nodes.Loader(nodes.Prefetcher(node, 2) if threads else node)
+    node = nodes.ParallelMapper(node, slow_batch, 2) if how == "in parallel" else nodes.Mapper(node, slow_batch)
+    loader = nodes.Loader(nodes.Prefetcher(node, 2) if how == "ahead" else node)
     with Profile(resources=False) as found:
         loader.state_dict()
         for _ in range(2):
@@ -184,4 +184,7 @@ def test_torchdatas_nodes(threads: bool) -> None:
     assert [step.samples for step in found.recording.steps] == [4] * 20
     assert [loader.kind for loader in found.recording.loaders] == ["torchdata.nodes"]
     assert {step.epoch for step in found.recording.steps} == {0, 1}
-    assert any(worker.in_trainer for worker in found.recording.workers) is not threads
+    assert any(worker.in_trainer for worker in found.recording.workers) is (workers == 0)
+    assert found.recording.loaders[0].num_workers == workers
+    told = [*found.verdict.evidence, *(one.why for one in found.predictions)]
+    assert any("prepares" in words for words in told) is (workers == 0)
