@@ -5,6 +5,7 @@ for everyone (decoding, its own transforms and collate function) is predicted at
 """
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
@@ -50,6 +51,8 @@ LIBRARIES = {
 """Files in which libraries have functions of these names."""
 PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
 TORCHS_COLLATE = "collate.py:"
+OPENS = re.compile(r":(ZipFile\.(__init__|_RealGetContents)|TarFile\.(__init__|open|next|getmembers)|make_fid)$")
+"""What reads an archive's list of members, or an HDF5 file's head."""
 
 
 class Cure(NamedTuple):
@@ -65,6 +68,8 @@ class Cure(NamedTuple):
 
 
 CURES = {
+    "read": Cure("stage", "cheaper read", "an archive opened once in each worker, not for each sample",
+                 "DataLoader(…, worker_init_fn=open_one)  # and __getitem__ reads from what it opened", 0),
     "decode": Cure("stage", "cheaper decode", "decode smaller pictures",
                    'image.draft("RGB", (PX, PX))  # before image.convert("RGB")',
                    HALF, "crops are cut out of smaller pictures", "JPEGs much larger than what is cropped"),
@@ -132,7 +137,8 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     workers = at.measured.workers
     if not workers.alone_s or not at.now.worker_s or workers.slow is not None:
         return  # where one worker is slow, its stages are not those of all
-    stages = {name: surely(at, name) for name in CURES}
+    opens = OPENS.search(place_of(at, "read"))  # other reading is for caches and storage to cure
+    stages = {name: surely(at, name) for name in CURES if name != "read" or opens}
     top = max(stages, key=lambda name: stages[name])
     for stage, share in stages.items():
         if (stage == top and share >= NOTABLE) or (stage == "lock" and share >= LOCKED):

@@ -95,3 +95,12 @@ def test_making_floats_of_uint8_costs_a_model_on_the_cpu_time() -> None:
         )
         found = next(one for one in found_in(seen) if one.family == "uint8")
         assert (found.gain > 1.0) == gains
+
+
+def test_an_archive_opened_for_every_sample_is_to_be_opened_once() -> None:
+    stages = {"read": 0.03, "decode": 0.002}
+    found = of_family("stage", stages, functions={"read zipfile.py:ZipFile._RealGetContents:1428": 9.0})
+    assert (found.remedy, found.target, found.at_most) == ("cheaper read", "read", True)
+    assert found.gain > 5 and "worker_init_fn" in found.command
+    with pytest.raises(StopIteration):  # what reads files is a matter of storage
+        of_family("stage", stages, functions={"read data.py:Photos.__getitem__:12": 9.0})
