@@ -116,7 +116,8 @@ class Feed:
         self._iterate = iterate
         self._original: Draw | None = None
         self._again: Draw | None = None
-        self._holds = False
+        self._holds = self._empty = False
+        """Empty: it was begun again, and nothing has come since."""
         self._pass = self._begin_pass() if self._capture.active else None
 
     @property
@@ -181,11 +182,13 @@ class Feed:
         try:
             batch = (self._again or original)()
         except StopIteration:
-            if director is None or passed.loader not in trained:
+            if director is None or passed.loader not in trained or self._empty:
                 capture.end_in_background(passed)
                 raise
+            self._empty = True
             self.begin_again()
             return self.next(original)
+        self._empty = False
         capture.got(passed, batch)
         return batch
 

@@ -87,6 +87,31 @@ def test_a_loop_of_passes_of_one_batch_is_watched_to_the_limit(
     assert not capture.active
 
 
+class Once:
+    """A stream: what was drawn is gone."""
+
+    def __init__(self) -> None:
+        self.stream = iter([[[1, 2]]] * 3)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.stream
+
+
+def test_a_stream_that_a_thread_draws_to_its_end_has_ended(tmp_path: Path) -> None:
+    capture, loader = Capture(Journal(tmp_path), StudyConfig(steady=False)), Once()
+    capture.trainer = -1  # another thread
+    feeds = Feeds(capture, Patches(print))
+    feeds.director = NeverDirects()
+    feed = feeds.open(Adapter(), loader, iter)
+    assert feed is not None
+    capture.loop.trained.add(0)
+    for _ in range(3):
+        feed.next(lambda: next(loader.stream))
+    with pytest.raises(StopIteration):
+        feed.next(lambda: next(loader.stream))
+    capture.leave("itself")
+
+
 def test_what_works_for_us_in_one_thread_does_not_hide_the_loader_of_another(tmp_path: Path) -> None:
     capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
     feeds, working, over = Feeds(capture, Patches(print)), threading.Event(), threading.Event()
