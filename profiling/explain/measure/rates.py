@@ -94,8 +94,9 @@ def seconds_of(steps: Sequence[Step]) -> float:
 
 
 def waited_s(step: Step) -> float:
-    """CUDA: the host may wait for a batch while the device still works, so the device's own starvation counts."""
-    return step.wait_s if step.starved_s is None else min(step.starved_s, step.duration_s)
+    """CUDA: the host may wait for a batch while the device still works, so the device's own starvation counts; but no
+    more than the host waits, for a loader may use the device to make its batches (fastai's transforms)."""
+    return step.wait_s if step.starved_s is None else min(step.starved_s, step.wait_s)
 
 
 def median_rate(values: Sequence[float], of_one: float = 0.0) -> Rate | None:

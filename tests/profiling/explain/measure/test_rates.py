@@ -33,6 +33,15 @@ def test_a_share_lies_inside_its_interval_as_often_as_that_says() -> None:
     assert inside >= 0.85 * 300, inside
 
 
+@pytest.mark.parametrize(("wait_s", "starved_s", "data"), [(0.002, 0.04, 0.02), (0.05, 0.04, 0.4), (0.05, 0.05, 0.5)])
+def test_what_a_loader_asks_of_the_device_is_no_waiting_for_data(
+    wait_s: float, starved_s: float, data: float
+) -> None:
+    """fastai transforms a batch on the device before it hands it over."""
+    seen = made(wait_s=wait_s, compute_s=0.1 - wait_s, starved_s=starved_s, device="cuda:0")
+    assert measure(seen).trainer.shares.data == pytest.approx(data)
+
+
 def with_legs(cached: list[float], normal: list[float]) -> Recording:
     """Beside a loop of 356 samples/s that hardly waits for them."""
     return replace(
