@@ -29,6 +29,7 @@ from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, StudyConfig
 from feedline.profiling.record.merge import is_trainer, merge, scopes
 from feedline.profiling.record.recording import EndedBy, Recording, Script
+from feedline.profiling.watch.stop import ENDED
 
 SITECUSTOMIZE = '''\
 """Starts feedline's probe, then the sitecustomize that would have run without it."""
@@ -86,6 +87,10 @@ def launched(config: StudyConfig, report: Report = lambda _: None) -> Generator[
         finally:
             sampler.stop()
             _end_processes(journal, child)
+        if (apart := journal.read("apart")) is not None:
+            here = f"{apart['here']} of {apart['ranks']} ranks run on this machine"
+            must = "and all must leave a timed or diagnostic run together"
+            raise UsageError(f"{here}, {must}: give --steps, without --seconds, --legs and --lines")
         own_status, diagnosed = _status_of(code), progress(journal).began
         ours = diagnosed or (code > 0 and _ended_by_us(journal))
         if code and ours and not interrupts.number and -code not in PASSED_ON:
@@ -148,7 +153,7 @@ def _wait(
             sampler.stop()
         elif leaving_s is None:
             leaving_s = time.monotonic()
-        elif time.monotonic() - leaving_s > LEAVE_S and ended[0] in ("steps", "seconds", "signal"):
+        elif time.monotonic() - leaving_s > LEAVE_S and ended[0] in ENDED:
             if why := _why_to_end(journal, time.monotonic() - leaving_s):
                 report(f"{why}: it is terminated")
                 journal.complain(f"{why}: it was terminated")

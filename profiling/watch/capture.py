@@ -21,7 +21,7 @@ from feedline.profiling.watch.batches import describe, sizes
 from feedline.profiling.watch.data_files import collect_paths, opened
 from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.rules import own_place
-from feedline.profiling.watch.stop import Reason, StopRule
+from feedline.profiling.watch.stop import ENDED, Reason, StopRule
 from feedline.profiling.watch.trainer import TrainerWatch
 
 T = TypeVar("T")
@@ -318,7 +318,7 @@ class Capture:
 
     def trains_on(self) -> None:
         """It is asked for more, though nothing more is to be seen."""
-        if self.ended_by in ("steps", "seconds", "signal"):
+        if self.ended_by in ENDED:
             self.stop.ignored()
 
     def leave(self, ended_by: str | None) -> None:

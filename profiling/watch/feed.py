@@ -152,7 +152,7 @@ class Feed:
             reason := capture.enough(passed.asked, held=held)
         ):
             capture.asking = None
-            if director is None:
+            if director is None or reason == "apart":
                 capture.end_watch(reason)
             else:
                 director.take_over(self, reason)
@@ -176,7 +176,9 @@ class Feed:
         now, trained = time.perf_counter(), capture.loop.trained
         directs = director is not None and passed.loader in trained
         reason = capture.enough(now, held=self._again is not None) if directs else None
-        if director is not None and reason:
+        if reason == "apart":
+            capture.end_watch(reason)
+        elif director is not None and reason:
             director.take_over(self, reason)
             return self.next(original)
         try:

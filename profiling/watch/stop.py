@@ -20,8 +20,12 @@ LONGEST_S = 120.0
 HELD_S = 10.0
 POLL_S = 0.25
 TELL_S = 1.0
-Reason = Literal["steps", "seconds", "running"]
-"""What ended the verdict's steps; running: the script runs on, unwatched."""
+MET_STEPS, MEET_S = 3, 10.0
+"""By that step every rank has begun its loop, or is waited for so long."""
+Reason = Literal["steps", "seconds", "running", "apart"]
+"""What ended the verdict's steps; running: the script runs on, unwatched; apart: other ranks cannot be told when."""
+ENDED: tuple[str, ...] = ("steps", "seconds", "signal", "apart")
+"""By us, as `Capture.ended_by` has it."""
 
 
 class Steadiness:
@@ -73,6 +77,7 @@ class StopRule:
         self.began: float | None = None
         """When the first step had ended."""
         self._polled = self._told = 0.0
+        self._met = False
 
     def ignored(self) -> None:
         """The script was ended, and trains on: its launcher is told."""
@@ -81,12 +86,27 @@ class StopRule:
             self._told = now
             self._journal.write("trains-on", {"at": now})
 
+    def _apart(self, ranks: int) -> bool:
+        """Whether some have another journal, on another machine: they would not hear when to leave, and hang."""
+        until = time.monotonic() + MEET_S
+        while (here := sum(1 for _ in self._journal.all("trainer-"))) < ranks:
+            if time.monotonic() > until:
+                self._journal.write("apart", {"here": here, "ranks": ranks})
+                return True
+            time.sleep(0.05)
+        return False
+
     def reached(self, now: float, *, steps: int, ranks: int, rank: int, held: bool) -> Reason | None:
         """Why the watch ends now, None while it goes on. `steps` have ended; `held`: a first pass of a diagnostic run
         is behind the loop."""
         config, reason = self._config, self._reason
         if self.began is None and steps:
             self.began = now
+        agree = ranks > 1 and reason != "running" and (config.diagnostic or self._stop_at is None)
+        if agree and steps >= MET_STEPS and not self._met:
+            self._met = True
+            if self._apart(ranks):
+                return "apart"
         if self._stop_at is not None:
             return reason if steps >= self._stop_at else None
         if self.began is None:

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from feedline.cli.profile import with_trials
+from feedline.pipeline.base.errors import UsageError
 from feedline.profiling import launch
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.profile_run import study
@@ -220,6 +221,17 @@ def test_a_status_that_a_script_makes_of_its_end_is_none_but_an_error_of_its_own
     text = f"try:\n    train()\nexcept BaseException:\n    {caught_with}\n"
     done = study(caught(tmp_path, text))
     assert (done.status, done.recording.script.ended_by) == (status, by)
+
+
+@pytest.mark.parametrize("options", [{"seconds": 1.0}, {"steps": 20, "legs": ("normal", "cached")}])
+def test_ranks_on_other_machines_are_refused_what_they_would_hang_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """As under `srun`, where each rank has a profiler of its own."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = replace(caught(tmp_path, "train()\n"), steps=None)
+    with pytest.raises(UsageError, match=r"1 of 2 ranks run on this machine, .* give --steps"):
+        study(replace(config, **options))
 
 
 def test_stops_after_so_many_steps(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from feedline.profiling.record.journal import Journal, StudyConfig
+from feedline.profiling.watch import stop
 from feedline.profiling.watch.stop import HELD_S, LONGEST_S, Steadiness, StopRule
 
 
@@ -45,6 +46,8 @@ def test_pauses_do_not_count() -> None:
 def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, config: StudyConfig) -> None:
     """A hundred steps a second; the second rank began half a second later."""
     journal = Journal(tmp_path)
+    for rank in range(2):
+        journal.write(f"trainer-{rank}", {})
     rules = [StopRule(config, journal) for _ in range(2)]
     left: dict[int, int] = {}
     for step in range(20_000):
@@ -58,6 +61,27 @@ def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, config: S
         if len(left) == 2:
             break
     assert left[0] == left[1] > 300
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (StudyConfig(seconds=3.0), "apart"),
+        (StudyConfig(steps=100, legs=("normal",)), "apart"),
+        (StudyConfig(steps=100), None),
+        (StudyConfig(), None),
+    ],
+)
+def test_ranks_of_several_machines_are_refused_what_all_must_agree_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: StudyConfig, reason: str | None
+) -> None:
+    monkeypatch.setattr(stop, "MEET_S", 0.1)
+    journal = Journal(tmp_path)
+    for rank in (2, 3):
+        journal.write(f"trainer-{rank}", {})
+    rule = StopRule(config, journal)
+    seen = [rule.reached(step / 100, steps=step, ranks=4, rank=2, held=False) for step in range(6)]
+    assert seen == [None, None, None, reason, None, None]
 
 
 def test_a_diagnostic_run_ends_with_a_pass_but_not_too_soon() -> None:
