@@ -10,9 +10,11 @@ What is copied on another stream than the steps' is copied beside them, and no s
 
 import functools
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any
 
 from feedline.profiling.record.journal import StepRow
@@ -36,6 +38,27 @@ def settle_device() -> None:
         torch.cuda.synchronize()
 
 
+class Method:
+    """Takes the place of a method of `torch.Tensor`. Whoever knows the original takes it for that: subclasses are
+    asked by `__torch_function__`, with the function that the class has, whether they handle it."""
+
+    def __init__(self, original: Any, watched: Any) -> None:
+        functools.update_wrapper(self, original)
+        self._original, self._watched = original, watched
+
+    def __get__(self, tensor: Any, _: Any = None) -> Any:
+        return self if tensor is None else MethodType(self._watched, tensor)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._watched(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._original == other
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+
 class Device:
     def __init__(self, torch: Any, capture: Capture) -> None:
         self._torch = torch
@@ -49,12 +72,24 @@ class Device:
         """The one that the steps are in: where the last of them ended."""
         self._marks: deque[tuple[StepRow, str, Any, Any]] = deque(maxlen=LIMIT)
         """Row, its field that grows by the time between, two marks."""
+        self._inside = set[int]()
+        """Threads in a call that counts already: a subclass may make it once more."""
 
     def install(self, patches: Patches) -> None:
-        for name in ("to", "cuda"):
-            patches.replace(self._torch.Tensor, name, self._copying)
-        for name in SYNCHRONISING:
-            patches.replace(self._torch.Tensor, name, self._synchronising)
+        for watching, names in ((self._copying, ("to", "cuda")), (self._synchronising, SYNCHRONISING)):
+            for name in names:
+                patches.replace(self._torch.Tensor, name, functools.partial(self._method, watching))
+
+    def _method(self, watching: Callable[[Any], Any], original: Any) -> Method:
+        return Method(original, watching(original))
+
+    def _once(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        thread = threading.get_ident()
+        self._inside.add(thread)
+        try:
+            return original(tensor, *args, **kwargs)
+        finally:
+            self._inside.discard(thread)
 
     def _markable(self) -> bool:
         """Whether the script itself has made a CUDA context (we never do), and captures no graph."""
@@ -95,14 +130,14 @@ class Device:
         @functools.wraps(original)
         def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             row = capture.loop.current if capture.active else None
-            if row is None:
+            if row is None or threading.get_ident() in self._inside:
                 return original(tensor, *args, **kwargs)
             if tensor.is_cuda:
                 return self._away(original, tensor, *args, **kwargs)
             if not self._markable() or self._current() != self._stream:
                 return original(tensor, *args, **kwargs)
             before = capture.costing(self._mark)
-            result = original(tensor, *args, **kwargs)
+            result = self._once(original, tensor, *args, **kwargs)
             if result.is_cuda:
                 self._marks.append((row, "copy_s", before, capture.costing(self._mark)))
                 came, self._came = self._came, None
@@ -115,7 +150,7 @@ class Device:
     def _away(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """`to("cpu")` waits for the device, unless it is asked not to."""
         started = time.perf_counter()
-        result = original(tensor, *args, **kwargs)
+        result = self._once(original, tensor, *args, **kwargs)
         if not result.is_cuda and not kwargs.get("non_blocking"):
             spent = time.perf_counter() - started
             self._capture.costing(self._capture.synchronised, spent, sys._getframe(2))
@@ -126,10 +161,10 @@ class Device:
 
         @functools.wraps(original)
         def synchronise(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if not capture.active or not tensor.is_cuda:
+            if not capture.active or not tensor.is_cuda or threading.get_ident() in self._inside:
                 return original(tensor, *args, **kwargs)
             started = time.perf_counter()
-            result = original(tensor, *args, **kwargs)
+            result = self._once(original, tensor, *args, **kwargs)
             capture.costing(capture.synchronised, time.perf_counter() - started, sys._getframe(1))
             return result
 

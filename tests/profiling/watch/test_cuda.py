@@ -4,7 +4,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -195,6 +195,46 @@ def test_whatever_fetches_a_number_from_the_device_is_a_hidden_synchronisation(
     ((_, place),) = script.capture._sync_places
     (step,) = script.end().steps
     assert step.syncs == 1 and place.startswith("test_cuda.py:")
+
+
+class OfItsOwn(torch.Tensor):
+    """Asked by torch whether it handles a function; it says that it is on a device."""
+
+    is_cuda = True  # type: ignore[assignment]
+    asked: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.asked.append(func)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
+
+
+def test_subclasses_of_tensors_find_the_functions_that_they_know_and_count_once(tmp_path: Path) -> None:
+    """Some of which they look up in sets and tables."""
+    known, one = {torch.Tensor.item}, torch.ones(1).as_subclass(OfItsOwn)
+    script = Script(tmp_path)
+    script.step()
+    device = Device(SimpleNamespace(Tensor=torch.Tensor, cuda=script.cuda), script.capture)
+    device.install(script.hooks.patches)
+    OfItsOwn.asked.clear()
+    assert one.item() == 1.0
+    (asked,) = OfItsOwn.asked
+    assert asked in known and {asked} == known and asked.__name__ == "item"
+    later = {torch.Tensor.item}
+    (step,) = script.end().steps
+    assert step.syncs == 1
+    assert later == known and torch.Tensor.item in later
+    assert "item" not in vars(torch.Tensor)
+
+
+def test_pictures_of_torchvision_stay_pictures(tmp_path: Path) -> None:
+    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+    script = Script(tmp_path)
+    Device(SimpleNamespace(Tensor=torch.Tensor, cuda=script.cuda), script.capture).install(script.hooks.patches)
+    script.step()
+    assert type(tv_tensors.Image(torch.zeros(3, 4, 4)).to(torch.float64)) is tv_tensors.Image
+    script.end()
 
 
 # --- on a GPU -----------------------------------------------------------------------------------------
