@@ -10,7 +10,8 @@ The rule (shares as in `measure.main_thread`; of those that reach their threshol
 
 Each share has its 90 % interval. Where a threshold lies inside it, or within three points of it, the verdict says
 which other one it is close to; where the interval is so wide that either may be, too little was seen, or nothing
-decides what much of the time is, it cannot tell. Beside other programs on all cores, waiting for batches that are
+decides what much of the time is, it cannot tell; nor where a model on the CPU seems to be the limit while workers
+wait for its cores, unless the ceiling was measured. Beside other programs on all cores, waiting for batches that are
 ready is data only if it is half of the time or more; with less, the verdict is another one that is close to data.
 """
 
@@ -77,6 +78,15 @@ def judged(measured: Measured) -> Judged:
     if bound == "compute" and shares["other"] >= THRESHOLDS["trainer"]:
         lost = units.percent(shares["other"])
         return Judged(None, [], f"nothing decides what the training thread does {lost} of the time")
+    if (
+        bound == "compute"
+        and measured.machine.on_cpu
+        and measured.rates.ceiling is None
+        and measured.workers.lack_cores
+    ):
+        lacked = units.percent(measured.workers.delay)
+        wait = f"the workers wait {lacked} of their busy time for a core, and so may the model"
+        return Judged(None, [], f"{wait}: --legs tells how fast it is with data for free")
     return Judged(bound, close, "")
 
 

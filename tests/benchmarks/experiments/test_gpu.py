@@ -73,7 +73,8 @@ CASES: dict[str, dict[str, Any]] = {
     "decode": {"workers": 1, "stages": SMALL | {"transform": 0.004}, "cores": 16, "wait_s": 0.09, "starved_s": 0.09,
                "compute_s": 0.01},
     "copy": {"wait_s": 0.001, "compute_s": 0.02, "copy_s": 0.02, "starved_s": 0.0, "compute": GPU},
-    "sync": {"wait_s": 0.001, "compute_s": 0.1, "starved_s": 0.0, "compute": replace(GPU, items=100, items_s=5.0)},
+    "sync": {"wait_s": 0.001, "compute_s": 0.1, "starved_s": 0.0, "idle_s": 0.05,
+             "compute": replace(GPU, items=100, items_s=5.0)},
     "main_thread": {"wait_s": 0.001, "compute_s": 0.02, "python_s": 0.08, "starved_s": 0.0, "idle_s": 0.078,
                     "compute": GPU},
 }  # fmt: skip

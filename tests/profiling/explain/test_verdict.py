@@ -382,3 +382,16 @@ def test_page_faults_of_a_model_on_the_cpu_have_their_remedy() -> None:
     assert found["freed memory kept"].samples_per_s > 1.2 * (now.samples_per_s or 0.0)
     assert "MALLOC_TRIM_THRESHOLD_" in found["freed memory kept"].command
     assert "freed memory kept" not in {one.remedy for one in now.predictions}
+
+
+def test_a_model_whose_workers_take_its_cores_is_not_called_the_limit_unless_the_ceiling_says_so() -> None:
+    """Two workers that compute beside a model on two cores: the loop hardly waits, and may be far faster without."""
+    seen = made(wait_s=0.005, compute_s=0.1, workers=2, cores=2, stages={"decode": 0.005}, trainer_cpu_s=0.003)
+    workers = [replace(one, stages_delay_s={name: 0.4 * s for name, s in one.stages.items()}) for one in seen.workers]
+    short = replace(seen, workers=workers)
+    found = diagnose(short)
+    assert found.measured.workers.lack_cores and found.bound is None
+    assert "--legs tells how fast it is with data for free" in found.headline
+    free = [Leg(name="cached", samples_per_s=[310.0, 312.0, 311.0])]
+    assert diagnose(replace(short, legs=free)).bound == "compute"
+    assert diagnose(seen).bound == "compute"
