@@ -44,7 +44,7 @@ class LoaderStats:
             if pid == os.getpid():
                 name = f"loading-{pid}-{self._about['loader']}"
             elif not journal.has(name):
-                journal.write(name, {**self._about, "pid": pid, "worker": worker, "created": time.time()})
+                journal.write(name, {**self._about, "pid": pid, "worker": worker})
             journal.append(name, [row])
 
     def _rows(self) -> list[tuple[int, int, TimeRow]]:
