@@ -98,17 +98,29 @@ def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: Con
 class Terminal:
     """Prints events: one line that changes while a terminal is there, a line per epoch anyway, the summary."""
 
-    goes_on = ""
-    """How the run does, where it is interrupted."""
+    folder: str = ""
+    newest: int | None = None
+    """The step of the newest checkpoint; None: there is none yet, -1: none is written."""
+
+    @property
+    def goes_on(self) -> str:
+        """How, where it is interrupted."""
+        if self.newest is None:
+            return " before the first checkpoint (--checkpoint-every N writes more)"
+        words = f": --run-dir {shlex.quote(self.folder)} --resume auto goes on from step {self.newest}"
+        return "" if self.newest < 0 else words
 
     def __call__(self, event: Event) -> None:
         match event["event"]:
             case "start":
                 self._print(opening(event), f"run folder: {event['run']}")
-                if event["config"]["keep_last"]:
-                    folder = shlex.quote(event["run"])
-                    self.goes_on = f": --run-dir {folder} --resume auto goes on from the last checkpoint"
+                self.folder = event["run"]
+                if not event["config"]["keep_last"]:
+                    self.newest = -1
+            case "checkpoint":
+                self.newest = event["step"]
             case "resume":
+                self.newest = event["step"]
                 self._print(f"resumed from {event['checkpoint']} at step {event['step']}")
             case "note":
                 self._clear()

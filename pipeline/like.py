@@ -35,6 +35,7 @@ _TO_FLOAT = {"ToTensor", "ToDtype", "ConvertImageDtype", "ConvertDtype"}
 _SAME_PIXELS = {"ToImage", "PILToTensor", "ToPureTensor", "ToImageTensor", "Identity", "ToImagePIL", "RGB"}
 _CROPS = {"RandomResizedCrop", "Resize", "CenterCrop"}
 LOOKS = 10_000
+KEEP = "keep your transforms and read the shards by Shards(split, transform=...) of feedline.pipeline.shards_dataset"
 _OURS = {"interpolation": ("bilinear", 2), "antialias": (True, None, "warn"), "max_size": (None,)}
 """How the loader resizes; 2 is Pillow's number of bilinear."""
 
@@ -179,7 +180,7 @@ def _check_code(dataset: Any) -> None:
 
 
 def _refused(what: str, instead: str = "") -> UsageError:
-    return UsageError(f"{what} cannot be carried over: {instead or 'use Loader(split, ...)'}")
+    return UsageError(f"{what} cannot be carried over: {instead or KEEP}")
 
 
 def _name(thing: Any) -> str:
@@ -210,7 +211,9 @@ class _Recipe:
 
     def options(self, *, try_steps: bool) -> dict[str, Any]:
         if not self._crop:
-            raise UsageError("the DataLoader's transforms have no RandomResizedCrop or CenterCrop: no image size")
+            raise UsageError(
+                f"the DataLoader's transforms have no RandomResizedCrop or CenterCrop: no image size. {KEEP}"
+            )
         augment = Augment(**self._augment)
         options = self._options | {"image_size": self._px, "augment": augment, "train": augment.train}
         if self._float:
@@ -240,7 +243,7 @@ class _Recipe:
             self._own = True
         else:
             where = "before the crop" if not self._float else "after ToTensor"
-            raise _refused(f"{name} {where}", "use Loader(split, transform=...)")
+            raise _refused(f"{name} {where}")
 
     def _convert(self, step: Any, name: str) -> None:
         dtype: Any = getattr(step, "dtype", torch.float32)
@@ -265,7 +268,8 @@ class _Recipe:
             if self._resize_px is not None:
                 raise _refused("a second Resize")
             if len(sides) > 1:
-                raise UsageError(f"Resize to {sides} changes the aspect: prepare with --resize stretch instead")
+                raise UsageError(f"Resize to {sides} changes the aspect: prepare with --resize stretch, then "
+                                 f"Loader(split, image_size={sides[0]}), or {KEEP}")  # fmt: skip
             self._resize_px = int(sides[0])
             return
         if len(set(sides)) != 1:

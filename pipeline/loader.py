@@ -33,7 +33,7 @@ from feedline.pipeline.device import Batch as Batch
 from feedline.pipeline.draw.order import EpochPlan
 from feedline.pipeline.draw.regions import Augment as Augment
 from feedline.pipeline.format.remote import Prefetcher
-from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, whole
+from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, instead_of, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
 from feedline.pipeline.loader_state import Order, Place
 from feedline.pipeline.ranks import default_workers, memory_bytes
@@ -65,7 +65,7 @@ class Loader:
         """`options` are the fields of LoaderConfig. Raises UsageError or DatasetError, before any process starts."""
         unknown = sorted(set(options) - {option.name for option in fields(LoaderConfig)})
         if unknown:
-            raise UsageError(f"Loader has no option {unknown[0]!r}; see LoaderConfig")
+            raise UsageError(f"Loader has no option {unknown[0]!r}: {instead_of(unknown[0])}")
         self.config = config = replace(config or LoaderConfig(), **options)
         self.split = PreparedSplit(split, config)
         self.manifest = self.split.manifest

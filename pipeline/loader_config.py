@@ -1,5 +1,6 @@
 """What a loader can be told: one frozen record, checked when it is made."""
 
+import difflib
 import json
 import math
 from collections.abc import Callable
@@ -172,3 +173,11 @@ def whole(name: str, value: Any, least: int, most: int, *words: str) -> int:
         limits += "".join(f" or {word!r}" for word in words)
         raise UsageError(f"{name} must be a whole number {limits}, not {value!r:.80}")
     return int(value)
+
+
+def instead_of(name: str) -> str:
+    """What was meant by an option that there is none of."""
+    if name == "drop_last":
+        return 'use policy="drop", "pad" or "wrap"'
+    near = difflib.get_close_matches(name, [option.name for option in fields(LoaderConfig)], 1)
+    return f"did you mean {near[0]!r}?" if near else "see LoaderConfig"

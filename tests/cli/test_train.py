@@ -25,7 +25,7 @@ def test_an_interrupted_one_says_what_goes_on_with_it(feedline: Commands, tmp_pa
     done = feedline(*words, cwd=tmp_path, first=INTERRUPTED)
     (run,) = (tmp_path / "runs").iterdir()
     more = f"--run-dir runs/{run.name} --resume auto"
-    assert (done.returncode, done.stderr) == (130, f"interrupted: {more} goes on from the last checkpoint\n")
+    assert (done.returncode, done.stderr) == (130, f"interrupted: {more} goes on from step 3\n")
     done = feedline(*words, *shlex.split(more), cwd=tmp_path)
     assert done.returncode == 0 and "step-0000003.pt at step 3" in done.stdout
     assert list((tmp_path / "runs").iterdir()) == [run]
@@ -36,3 +36,11 @@ def test_without_checkpoints_there_is_nothing_to_go_on_with(feedline: Commands, 
     words = f"train OUT --model small_cnn --image-size {PX} --batch-size 32 --epochs 3 --num-workers 0".split()
     done = feedline(*words, "--no-tensorboard", "--keep-last", "0", cwd=tmp_path, first=INTERRUPTED)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_before_its_first_checkpoint_it_says_so(feedline: Commands, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "OUT")
+    words = f"train OUT --model small_cnn --image-size {PX} --batch-size 32 --epochs 3 --num-workers 0".split()
+    first = INTERRUPTED.replace('event["event"] == "epoch" and event["epoch"] == 2', 'event["event"] == "start"')
+    done = feedline(*words, "--no-tensorboard", cwd=tmp_path, first=first)
+    assert done.stderr == "interrupted before the first checkpoint (--checkpoint-every N writes more)\n"
