@@ -28,6 +28,11 @@ def versus(before: Diagnosis, after: Diagnosis, names: tuple[str, str] = ("A", "
     reach = math.exp(ERRORS_95 * math.hypot(a.error, b.error))
     low, high = ratio / reach, ratio * reach
     interval = f"95 % interval {low:.2f} to {high:.2f}"
+    surely = "beyond noise"
+    for name, one in zip(names, (before, after), strict=True):
+        if taken := one.measured.machine.others_cores:
+            cores = f"{units.number(taken, 2)} of the {one.measured.machine.cores:g} cores"
+            surely = f"but beside {name} other programs took {cores}, so it may not be the script's doing"
     if low <= 1.0 <= high:
         statement = (
             f"No difference between {names[0]} and {names[1]} can be told from noise: {names[1]} runs at {ratio:.2f} "
@@ -35,9 +40,9 @@ def versus(before: Diagnosis, after: Diagnosis, names: tuple[str, str] = ("A", "
             f"{units.percent(max(high - 1.0, 1.0 - low))} would not show in runs this short."
         )
     elif ratio > 1:
-        statement = f"{names[1]} is {units.times(ratio)} as fast as {names[0]} ({interval}): faster beyond noise."
+        statement = f"{names[1]} is {units.times(ratio)} as fast as {names[0]} ({interval}): faster {surely}."
     else:
-        statement = f"{names[1]} runs at {ratio:.2f} times the rate of {names[0]} ({interval}): slower beyond noise."
+        statement = f"{names[1]} runs at {ratio:.2f} times the rate of {names[0]} ({interval}): slower {surely}."
     return Versus(ratio=ratio, low=low, high=high, statement=statement, changes=_changes(before, after))
 
 

@@ -34,3 +34,12 @@ def test_a_top_stage_that_few_looks_show_has_not_changed() -> None:
     told = "the workers' top stage went from decode to transform"
     assert told in versus(of(0.5), of(0.5, stages=transforming, seconds=10.0)).changes
     assert versus(of(0.5), of(0.5, stages=transforming, seconds=10.0, ticks=5)).changes == []
+
+
+def test_what_ran_beside_other_programs_is_not_called_slower_for_good() -> None:
+    alone, slow = diagnose(made(compute_s=0.01, wait_s=0.01)), diagnose(made(compute_s=0.1, wait_s=0.1))
+    assert "slower beyond noise" in versus(alone, slow).statement
+    machine = replace(slow.measured.machine, others_cores=1.3)
+    beside = replace(slow, measured=replace(slow.measured, machine=machine))
+    words = versus(alone, beside, ("before", "after")).statement
+    assert "beyond noise" not in words and "beside after other programs took 1.3 of the 4 cores" in words
