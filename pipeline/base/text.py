@@ -12,7 +12,8 @@ halves of characters and others that are none, which no encoding or no XML takes
 
 def count_of(number: int, noun: str) -> str:
     """1 worker, 2 workers; 1,000 classes."""
-    ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    hisses = noun.endswith(("s", "x", "ch", "sh")) and not noun.endswith("epoch")
+    ending = "" if number == 1 else "es" if hisses else "s"
     return f"{number:,} {noun}{ending}"
 
 

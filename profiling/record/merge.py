@@ -273,7 +273,7 @@ def _notes(
     elif not loaders:
         notes.append(
             "no DataLoader was iterated: the wait for data, workers and stages cannot be told; "
-            "use a loader that is watched (README)"
+            "draw from torch's DataLoader, torchdata's, webdataset's or feedline's"
         )
     elif not any(step.measured for step in steps):
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")

@@ -10,6 +10,7 @@ from feedline.pipeline.format.shard_tar import safe_key
 def test_one_of_a_kind_is_no_plural() -> None:
     counts = [count_of(number, "shard") for number in (0, 1, 2, 1000)]
     assert counts == ["0 shards", "1 shard", "2 shards", "1,000 shards"]
+    assert count_of(90, "epoch") == "90 epochs"
     assert (count_of(1, "class"), count_of(3, "class"), count_of(2, "batch")) == ("1 class", "3 classes", "2 batches")
 
 
