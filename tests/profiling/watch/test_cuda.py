@@ -176,6 +176,7 @@ def test_rows_whose_marks_have_not_passed_are_not_written(tmp_path: Path) -> Non
     script.step()
     script.capture.flush()
     assert len(script.capture.journal.rows(f"steps-{script.capture.pid}", StepRow)) == 3
+    script.end()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # noqa: 
 
 from feedline.profiling.profile import Profile  # noqa: E402
 from feedline.profiling.record.recording import Recording  # noqa: E402
+from feedline.profiling.watch.passes import MOST_OPEN, Loop  # noqa: E402
 from tests.profiling.trainings import Slow, Training, data, steps  # noqa: E402
 
 LOOPS = {
@@ -370,3 +371,15 @@ def test_a_batch_more_of_the_same_loader_in_each_step() -> None:
             next(iter(loader))
             training.step(batch)
     assert len(steps(seen.recording, "train")) >= 19
+
+
+def test_passes_that_a_script_breaks_off_are_forgotten() -> None:
+    """As of a loader that is begun anew for every task: what is asked of all of them stays cheap."""
+    loop, now = Loop(), 0.0
+    for loader in range(100):
+        begun, _ = loop.begin(loader, now, in_trainer=True)
+        for _ in range(2):
+            begun.asked, now = now, now + 1
+            loop.close(begun, begun.asked)
+            loop.got(begun, now, 8, 0)
+    assert len(loop.passes()) == MOST_OPEN
