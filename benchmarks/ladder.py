@@ -40,6 +40,7 @@ from feedline.profiling.record.recording import Recording
 NAIVE = Path(__file__).with_name("naive.py")
 CEILING = "ceiling"
 PROFILE_STEPS = 120
+SIZE_PX = 256
 Say = Callable[[str], None]
 
 
@@ -57,8 +58,8 @@ class LadderConfig:
     """An already prepared folder."""
     num_workers: int | None = limited(None, 1)
     """Workers from the second rung on; default: one per usable core."""
-    size_px: int = limited(256, 16)
-    """Short side of the prepared JPEG shards, px; `prepared` has its own."""
+    size_px: int | None = limited(None, 16)
+    """Short side of the prepared JPEG shards, px; default: 256. `prepared` has its own."""
     rounds: int = limited(3, 2)
     """Windows per rung, interleaved."""
     window_s: float = limited(3.0, 0.2, 3600)
@@ -66,6 +67,8 @@ class LadderConfig:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        if self.prepared and self.size_px:
+            raise UsageError(f"--size {self.size_px}: the shards of --prepared {self.prepared} have their own")
 
     def check(self) -> None:
         """Raises UsageError for what cannot be climbed."""
@@ -130,7 +133,7 @@ def ascend(config: LadderConfig, say: Say = lambda _: None, advance: Advance | N
     raw_px = image_size(recording.train_loader)
     prepared = config.prepared or prepare(config, raw_px, say)
     shards, raw = find_train(prepared, "jpeg"), raw_shards(prepared, raw_px)
-    px = read_manifest(shards).settings.get("size_px") or config.size_px
+    px = read_manifest(shards).settings.get("size_px") or SIZE_PX
     recording = with_trials(recording, px, raw_px)
     rungs = rungs_of(workers, shards, raw)
     if raw is None:
@@ -201,7 +204,7 @@ def raw_shards(prepared: Path, px: int | None) -> Path | None:
 def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:
     """JPEG shards, and raw ones at the script's own size where that is known."""
     raw = ["--output", f"{raw_px}:raw:square"] if raw_px else []
-    return kept_shards(config.source, ["--output", f"{config.size_px}:jpeg", *raw], config.work, say)
+    return kept_shards(config.source, ["--output", f"{config.size_px or SIZE_PX}:jpeg", *raw], config.work, say)
 
 
 def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recording:

@@ -105,7 +105,7 @@ def bars(values: Mapping[str, Any]) -> str:
 
 def weights_page(title: str, checkpoints: Mapping[str, Mapping[str, Any]]) -> "Page":
     """Of `train.weights.describe`'s words on each; the layers are the last one's."""
-    from feedline.profiling.render.sections import Page, section
+    from feedline.profiling.render.sections import Page, Prose, section
 
     name, last = list(checkpoints.items())[-1]
     whole = {name: {"epoch": one["epoch"], **one["all"]} for name, one in checkpoints.items()}
@@ -116,8 +116,8 @@ def weights_page(title: str, checkpoints: Mapping[str, Mapping[str, Any]]) -> "P
         sections=[
             section("Weights", statistics_table("checkpoint", whole), magnitudes(whole, "All weights"),
                     lede="Of all parameters with more than one dimension: what is pruned."),
-            section(f"Thresholds of {name}", thresholds_table(last["thresholds"])),
-            section(f"Layers of {name}", magnitudes(drawn, "The largest layers"),
+            section("Thresholds", Prose(f"Of {name}."), thresholds_table(last["thresholds"])),
+            section("Layers", Prose(f"Of {name}."), magnitudes(drawn, "The largest layers"),
                     statistics_table("layer", last["layers"])),
         ],
         kicker="feedline inspect",

@@ -3,6 +3,7 @@
 import os
 import shlex
 import tempfile
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,6 +34,7 @@ Trials = Annotated[bool, typer.Option(help="Try other sizes and codecs on some o
 
 @command
 def profile(
+    context: typer.Context,
     options: Annotated[Settings, OPTIONS],
     record: Record,
     cold: Cold = True,
@@ -80,7 +82,8 @@ def profile(
             recording = noted(recording, f"no trials: {why}") if why else with_trials(with_reads(recording))
         diagnosis = diagnose(recording)
         if failed:
-            tell_failure(diagnosis, done.status, record, html, trace)
+            flags = {flag for option in context.command.params for flag in option.opts}
+            tell_failure(diagnosis, done.status, record, html, trace, flags)
             raise typer.Exit(done.status)
         show_recording(diagnosis, html, trace)
         write_record(diagnosis, record)
@@ -99,13 +102,17 @@ def write_record(diagnosis: "Diagnosis", record: Record) -> None:
     record.write({**record_keys(diagnosis), "recording": diagnosis.recording.to_dict()})
 
 
-def tell_failure(diagnosis: "Diagnosis", status: int, record: Record, html: Path | None, trace: Path | None) -> None:
+def tell_failure(
+    diagnosis: "Diagnosis", status: int, record: Record, html: Path | None, trace: Path | None, flags: Container[str]
+) -> None:
     """In two lines, so that what the script said itself stays in sight: how it ended and what was seen until then,
-    and where the report of that is. One line where no step was measured."""
+    and where the report of that is, or which of our `flags` it was given where no step was measured."""
     script, now = diagnosis.recording.script, diagnosis.measured.now
     why = f" ({script.error})" if script.error else ""
     seen = f"after {count_of(len(diagnosis.recording.steps), 'step')}. {diagnosis.headline}"
     say(f"{script.argv[0]} ended with status {status}{why} {seen if now else 'before a training step was measured'}")
+    if status == 2 and not now and (ours := [word for word in script.argv[1:] if word.partition("=")[0] in flags]):
+        say(f"{ours[0]} went to the script: options of feedline profile stand before the script's name")
     if record.path is None and now:
         with tempfile.NamedTemporaryFile(prefix="feedline-profile-", suffix=".json", delete=False) as kept:
             record.path = Path(kept.name)

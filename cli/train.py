@@ -77,12 +77,13 @@ def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: Con
     from feedline.pipeline.base.process import from_environment
     from feedline.train.loop import train as run
 
+    is_other_rank = "WORLD_SIZE" in os.environ and bool(from_environment("RANK", 0))
     terminal = Terminal()
     try:
         result = run(TrainConfig(**config), [terminal])
     except KeyboardInterrupt:
-        raise typer.Abort(terminal.goes_on) from None
-    if "WORLD_SIZE" in os.environ and from_environment("RANK", 0):
+        raise typer.Abort("" if is_other_rank else terminal.goes_on) from None
+    if is_other_rank:
         return
     from feedline.profiling.render.html import document
 
@@ -120,7 +121,7 @@ class Terminal:
             case "checkpoint":
                 self.newest = event["step"]
             case "resume":
-                self.newest = event["step"]
+                self.newest = event["step"] if event["own"] else None
                 self._print(f"resumed from {event['checkpoint']} at step {event['step']}")
             case "note":
                 self._clear()

@@ -34,7 +34,9 @@ class Docstring(SphinxDirective):
         module, _, name = self.arguments[0].rpartition(".")
         path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
         self.env.note_dependency(str(path))
-        found = [node for node in ast.parse(path.read_text()).body if getattr(node, "name", None) == name]
+        body = ast.parse(path.read_text()).body
+        named = Named({**constants(ROOT / "pipeline" / "base" / "settings.py"), **constants(path)})
+        found = [named.visit(node) for node in body if getattr(node, "name", None) == name]
         if not found:
             raise self.error(f"{path} has no {name}")
         members = self.options.get("members")
@@ -82,19 +84,28 @@ def fields(node: ast.ClassDef) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def shown(default: ast.expr) -> str:
-    """`limited(64, 1, 4096)` and `field(default_factory=dict)` are the default they begin with, which may be one of
-    several rooms'."""
+    """`limited(64, 1, 4096)` and `field(default_factory=dict)` are the default they begin with."""
     if isinstance(default, ast.Call) and getattr(default.func, "id", "") in ("limited", "field"):
         return shown(default.args[0]) if default.args else "…"
-    return ast.unparse(shared().get(getattr(default, "id", ""), default))
+    return ast.unparse(default)
+
+
+class Named(ast.NodeTransformer):
+    """Puts what constants are in place of their names."""
+
+    def __init__(self, values: dict[str, ast.expr]) -> None:
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._values.get(node.id, node)
 
 
 @cache
-def shared() -> dict[str, ast.expr]:
-    """Defaults of more than one room, by name."""
-    body = ast.parse((ROOT / "pipeline" / "base" / "settings.py").read_text()).body
-    return {one.targets[0].id: one.value for one in body
-            if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)}  # fmt: skip
+def constants(path: Path) -> dict[str, ast.expr]:
+    """A module's plain values, by name."""
+    return {one.targets[0].id: one.value for one in ast.parse(path.read_text()).body
+            if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
+            and not any(isinstance(part, ast.Name | ast.Call) for part in ast.walk(one.value))}  # fmt: skip
 
 
 def signature(function: ast.FunctionDef) -> str:

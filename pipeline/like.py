@@ -154,10 +154,10 @@ def _place(sampler: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _end(drop_last: bool, ranks: int) -> dict[str, Any]:
-    """What becomes of the last batch: of a short one among several ranks, some would have nothing."""
-    if drop_last or ranks > 1:
-        return {"policy": "drop" if drop_last else "wrap", "short_last_batch": False}
-    return {"policy": "pad", "short_last_batch": True}
+    """What becomes of the last batch: several ranks share it, as a DistributedSampler has it."""
+    if drop_last:
+        return {"policy": "drop", "short_last_batch": False}
+    return {"policy": "wrap" if ranks > 1 else "pad", "short_last_batch": True}
 
 
 def _check_code(dataset: Any) -> None:

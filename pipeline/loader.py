@@ -230,10 +230,10 @@ class Loader:
         """Where the time went since the loader was made, in plain JSON:
 
         `trainer` {wait_s: blocked in next(), copy_s, copied_batches: more were held than there are slots to spare},
-        `workers` [{worker: its number, pid (0: none yet), samples, batches, bytes_read, bad_samples, alive_s, seconds
-        {read, decode, transform, collate, send, idle, other}}]: also of what they have made ahead, of the next epoch
-        too; `stages`: the same over all workers as fractions (sum 1), `bad` [{key, reason}], and epoch, samples and
-        batches: of what was delivered; num_workers (now), rank, world_size.
+        `workers` [{worker: its number, pid (0: none yet), alive_s, all `COUNTS` and, as `seconds`, `STAGES` of
+        `pipeline/workers/counters.py`, and other}]: also of what they have made ahead, of the next epoch too;
+        `stages`: the same over all workers as fractions (sum 1), `bad` [{key, reason}], and epoch, samples, batches:
+        of what was delivered; num_workers (now), rank, world_size.
 
         `ahead` {way: "off", "advice" (posix_fadvise) or "reads" (of threads), why, batches: how many beyond those
         under way are announced, most_bytes: announced and not read yet, announced_bytes, blocked_fraction: of the
@@ -285,6 +285,7 @@ class Loader:
             world_size=self.world_size,
             rank=self.rank,
             policy=self._policy,
+            short_last_batch=config.short_last_batch,
             shuffle=config.train if config.shuffle is None else config.shuffle,
             start=start.samples,
             chosen=self.split.part_N,

@@ -65,7 +65,8 @@ class LoaderConfig:
     policy: Policy | None = None
     """What becomes of an uneven end. None: drop in training, pad (label −1) in evaluation."""
     short_last_batch: bool = False
-    """With `pad`: the padding is cut off again, as a DataLoader without drop_last has it; it may be empty."""
+    """As a DataLoader without drop_last has it. With `pad` the padding is cut off again, and the batch may be empty;
+    with `wrap` it is as short on every rank, and only what makes them equal is repeated."""
     rank: int | None = limited(None, 0, 2**31 - 1)
     world_size: int | None = limited(None, 1, 2**31 - 1)
     """None: from the process group, else from RANK and WORLD_SIZE, else 0 of 1."""

@@ -7,6 +7,7 @@ the script: `__main__`, `sys.argv`, `sys.path`, stdin and stdout are untouched, 
 This process meanwhile samples resources, passes signals on (`interrupts`), and merges what the processes wrote down.
 """
 
+import math
 import os
 import shlex
 import shutil
@@ -52,6 +53,7 @@ except Exception:
 LEAVE_S = 20.0  # a script that was told to stop and trains on is terminated after this long
 RECENT_S = 5.0
 ENDING_MOST_S = 600.0  # so long may it take to end; what hangs longer is terminated, too
+IDLE_MOST_S, IDLE_CPU_S = 60.0, 0.2  # and what uses no more of a processor for so long hangs
 GRACE_S = 3.0  # its workers end by themselves within this
 
 Report = Callable[[str], None]
@@ -138,6 +140,7 @@ def _wait(
 ) -> tuple[int, bool]:
     """(return code, negative for a signal; whether we had to end it). Ends sampling when there is no more to see."""
     leaving_s: float | None = None
+    idle = Idle(child.pid)
     diagnosing = said = False
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -154,7 +157,7 @@ def _wait(
         elif leaving_s is None:
             leaving_s = time.monotonic()
         elif time.monotonic() - leaving_s > LEAVE_S and ended[0] in ENDED:
-            if why := _why_to_end(journal, time.monotonic() - leaving_s):
+            if why := _why_to_end(journal, time.monotonic() - leaving_s, idle.seconds()):
                 report(f"{why}: it is terminated")
                 journal.complain(f"{why}: it was terminated")
                 _terminate(child)
@@ -164,12 +167,34 @@ def _wait(
             said = True
 
 
-def _why_to_end(journal: Journal, seconds: float) -> str:
+class Idle:
+    """How long a program and its children have used no processor to speak of."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._since, self._used_s = time.monotonic(), -math.inf
+
+    def seconds(self) -> float:
+        used_s = 0.0
+        with suppress(psutil.Error):
+            program = psutil.Process(self._pid)
+            for process in (program, *program.children(recursive=True)):
+                with suppress(psutil.Error):
+                    times = process.cpu_times()
+                    used_s += times.user + times.system
+        now = time.monotonic()
+        if abs(used_s - self._used_s) > IDLE_CPU_S:
+            self._since, self._used_s = now, used_s
+        return now - self._since
+
+
+def _why_to_end(journal: Journal, seconds: float, idle_s: float) -> str:
     """A script that was told to stop so long ago; "" where it may be saving, or handing over what it has seen."""
     trains_on = journal.read("trains-on")
     if trains_on is not None and time.monotonic() - trains_on["at"] < RECENT_S:
         return "the script was told to stop and trains on"
-    return "the script was told to stop and has not ended" if seconds > ENDING_MOST_S else ""
+    over = seconds > ENDING_MOST_S or idle_s > IDLE_MOST_S
+    return "the script was told to stop and has not ended" if over else ""
 
 
 def _terminate(child: "subprocess.Popen[bytes]") -> None:

@@ -20,9 +20,8 @@ import torch
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import read_bounded, sweep, write_atomically
-from feedline.pipeline.base.process import from_environment
 from feedline.train.config import CHECKPOINTS
-from feedline.train.distributed import may_restart, short_line
+from feedline.train.distributed import is_restart, may_restart, short_line
 
 FORMAT = "feedline-checkpoint"
 VERSION = 1
@@ -55,8 +54,7 @@ class Checkpoints:
 
     def save(self, state: State, names: Iterable[str], keep_last: int) -> int:
         """The same bytes under each of `names`; returns how many. Of the step checkpoints only the newest `keep_last`
-        stay, and nothing that a run has left by going back to an older one. Raises CheckpointError when the disk
-        refuses.
+        stay. Raises CheckpointError when the disk refuses.
 
         `step-…` comes last: a run that is killed in between resumes before it, and writes the others anew.
         """
@@ -68,21 +66,30 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(f"cannot write a checkpoint to {self.folder}: {error.strerror}") from error
         with suppress(OSError):  # the next time
-            self._leave_behind(state["progress"]["step"])
             for where in self.steps()[:-keep_last]:
                 where.unlink(missing_ok=True)
         sweep(self.folder)
         return len(data)
 
-    def _leave_behind(self, step: int) -> None:
-        """What lies beyond the newest step is of a line that goes on no more; so is the best, if it came later."""
+    def owns(self, where: Where) -> bool:
+        return where.resolve().parent == self.folder.resolve()
+
+    def go_on_from(self, resume: Resume) -> list[str]:
+        """Removes what lies beyond a checkpoint of this run's own: it is of a line that goes on no more; so is the
+        best, if it came later. Returns notes. Raises CheckpointError when the disk refuses."""
+        step = resume.state["progress"]["step"]
         left = [where for number, where in self._numbered("step-").items() if number > step]
-        if left:
+        if not left or not self.owns(resume.where):
+            return []
+        try:
             with suppress(CheckpointError):  # it is damaged, or there is none
                 if read(self.folder / BEST)["progress"]["step"] > step:
                     (self.folder / BEST).unlink()
-        for where in left:
-            where.unlink(missing_ok=True)
+            for where in left:
+                where.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot remove a checkpoint of {self.folder}: {error.strerror}") from error
+        return [f"went back to step {step}: removed {', '.join(where.name for where in left)}"]
 
     def _numbered(self, kind: str) -> dict[int, Where]:
         """The smallest number first."""
@@ -113,11 +120,12 @@ class Checkpoints:
         """What `--resume` means; None: from the start. Raises CheckpointError, or UsageError where a run would be
         overwritten."""
         if asked not in (None, "auto"):
-            # torchrun's next attempt goes on where the one before was, and not back to the file
-            if from_environment("TORCHELASTIC_RESTART_COUNT", 0) and (again := self.newest_good()):
+            own = self.owns(Path(asked))
+            # the next attempt goes on where the one before was, and not back to the file
+            if (is_restart() or (may_restart() and not own)) and (again := self.newest_good()):
                 return again
             found = Resume(read(Path(asked)), Path(asked), [])
-            if self.steps() and found.where.resolve().parent != self.folder.resolve():
+            if self.steps() and not own:
                 raise UsageError(f"{self.run} already holds another run: add --resume auto, or name another --run")
             return found
         # where torchrun may restart us, a start is a restart as soon as there is a checkpoint

@@ -144,6 +144,19 @@ def may_restart() -> bool:
     return from_environment("TORCHELASTIC_MAX_RESTARTS", 0) > 0
 
 
+def is_restart() -> bool:
+    """Whether this is not the first start of its job: torchrun's next attempt (which it does not count where it was
+    nodes that came or went), or one of a job that Slurm has taken up again. To be asked once, on rank 0."""
+    if from_environment("TORCHELASTIC_RESTART_COUNT", 0) or from_environment("SLURM_RESTART_COUNT", 0):
+        return True
+    if not may_restart() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return False
+    try:
+        return agent_store(5).add("feedline/begun", 1) > 1
+    except (RuntimeError, dist.DistError):
+        return False
+
+
 def short_line(error: BaseException) -> str:
     """Whole words of its first line, 200 characters at most: torch's can be a page."""
     return shorten(first_line(error), 200, placeholder=" …")

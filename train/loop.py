@@ -108,6 +108,8 @@ def train(
             try:
                 notes = run.restore(resume) if resume else run.rewind(config.rewind) if config.rewind else []
                 with Reporter(run) as report:
+                    if resume and config.keep_last:
+                        notes += world.on_main(lambda: checkpoints.go_on_from(resume))
                     report.start(notes)
                     if resume is None and config.tensorboard and world.is_main:
                         journal.show_model(run.module, data.first_images(config, world))

@@ -58,7 +58,13 @@ class Reporter:
         """`notes`: what is to be known of the checkpoint resumed from."""
         run = self.run
         if run.resumed_from:
-            run.tell("resume", checkpoint=run.resumed_from, step=run.progress.step, epoch=run.progress.epoch)
+            run.tell(
+                "resume",
+                checkpoint=str(run.resumed_from),
+                own=run.checkpoints.owns(run.resumed_from),
+                step=run.progress.step,
+                epoch=run.progress.epoch,
+            )
         for note in notes:
             run.tell("note", text=note)
         run.tell(
@@ -160,7 +166,7 @@ class Reporter:
             "train_s": progress.elapsed_s,
             "checkpoint_s": progress.checkpoint_s,
             "without_checkpoints_s": progress.elapsed_s - progress.checkpoint_s,
-            "resumed_from": run.resumed_from,
+            "resumed_from": run.resumed_from and str(run.resumed_from),
             "laps_s": {name: round(spent_s, 4) for name, spent_s in run.laps.total_s.items()},
             "loader": run.loader.stats(),
             "cpu_s": cpu_s,

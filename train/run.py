@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from textwrap import shorten
 from typing import Any
 
@@ -38,16 +39,22 @@ class Run:
         self.hopeless: Callable[[dict[str, Any]], bool] | None = None
         self.stopped = False
         """By `hopeless`."""
-        self.resumed_from: str | None = None
+        self.resumed_from: Where | None = None
         self._build_model()
         dtype = self.amp_dtype if self.amp_dtype and world.device.type == "cuda" else torch.float32
-        rest = self.dataset.train_samples % self.sizes.per_rank
-        short = world.world_size == 1 and rest != 1  # of one sample batch norm may have nothing to take a variance of
-        self.loader: Loader = data.train_loader(config, world, self.sizes.per_rank, dtype, short_last_batch=short)
+        self._new_train_loader = partial(data.train_loader, config, world, self.sizes.per_rank, dtype)
+        self.loader = self._train_loader()
         self.val_loader: Loader | None = None
         if self.dataset.val_samples is not None:
             self.val_loader = data.val_loader(config, world, self.sizes.per_rank, dtype)
         self.start_clock()
+
+    def _train_loader(self) -> Loader:
+        """Whose last batch is short where that is not one sample, of which batch norm may have no variance."""
+        samples = self.dataset.train_samples
+        rests = {left % self.sizes.per_rank for left in (samples, samples - self.progress.samples)}
+        alone = self.world.world_size == 1 and self.config.policy == "pad"
+        return self._new_train_loader(short_last_batch=alone and 1 not in rests)
 
     def _build_model(self) -> None:
         """The same weights on every rank; other dropout on each."""
@@ -195,9 +202,10 @@ class Run:
             if target is None or (self.progress.best_top1 or 0.0) < target:  # what was reached was a lower one
                 self.progress.time_to_target_s = None
             if self.progress.samples:
+                self.loader = self._train_loader()
                 self.loader.load_state_dict(state["loader"])
             self._draw_on(state)
-            self.resumed_from = str(where)
+            self.resumed_from = where
             return [*notes, *self._other_settings(state)]
 
     def rewind(self, where: Where) -> list[str]:

@@ -32,7 +32,7 @@ def square(codec: str, px: int = 32, **more: Any) -> Output:
 
 FORMS = {
     "32 px raw": square("raw"),
-    "32 px jpeg, quality 90": square("jpeg"),
+    f"32 px jpeg, quality {Output().quality}": square("jpeg"),
     "32 px jpeg, quality 50": square("jpeg", quality=50),
     "32 px jpeg, quality 20": square("jpeg", quality=20),
     "32 px planes": square("planes"),

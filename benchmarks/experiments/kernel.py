@@ -62,7 +62,8 @@ def main() -> None:
     }
     figures: dict[str, Any] = {
         "kernel": "python" if compiled.KERNEL is None else compiled.KERNEL.level(),
-        "what": f"CPU µs per sample on one core; 256 px short side, q90; {PX} px out, RandomResizedCrop and flip",
+        "what": f"CPU µs per sample on one core; {Output().size_px} px short side, q{Output().quality}; {PX} px out, "
+        "RandomResizedCrop and flip",
         "n": given.images,
         "rounds": given.rounds,
         "warm_up_rounds": 1,

@@ -42,6 +42,8 @@ from feedline.preprocess.sources.base import Columns
 from feedline.preprocess.sources.reading import Where, read_all
 
 SIZE_PX = (500, 375)
+FORM = Output()
+WORDS = f"short side {FORM.size_px}, {FORM.filter}, q{FORM.quality}"
 IMAGES = 48
 IMAGENET = 1_281_167
 
@@ -83,7 +85,7 @@ def kernel(count: int) -> dict[str, Any]:
     together = micro["decode"] + micro["resize"] + micro["encode"]
     ratios = [(one["decode"] + one["resize"] + one["encode"]) / one["kernel"] for one in by_round]
     return {
-        "what": f"{SIZE_PX[0]}x{SIZE_PX[1]} q95 -> short side 256, bicubic, q90 4:2:0 with restart markers; one core",
+        "what": f"{SIZE_PX[0]}x{SIZE_PX[1]} q95 -> {WORDS} {FORM.subsampling} with restart markers; one core",
         "mean_bytes_in": round(float(np.mean([len(data) for data in originals]))),
         "n": len(originals),
         "rounds": count,
@@ -119,7 +121,7 @@ def parts(originals: Sequence[bytes]) -> dict[str, Callable[[], float]]:
     buffer = np.empty(SIZE_PX[0] * SIZE_PX[1] * 4, np.uint8)
     raw = [np.array(simplejpeg.decode_jpeg(data, "RGBX")) for data in originals]
     images = [Image.frombuffer("RGBX", SIZE_PX, one, "raw", "RGBX", 0, 1) for one in raw]
-    width, height, box = geometry(*SIZE_PX, Output())
+    width, height, box = geometry(*SIZE_PX, FORM)
     small = [image.resize((width, height), Image.Resampling.BICUBIC, box=box) for image in images]
 
     def each(items: Sequence[Any], work: Callable[[Any], object]) -> float:
@@ -131,8 +133,8 @@ def parts(originals: Sequence[bytes]) -> dict[str, Callable[[], float]]:
     return {
         "decode": partial(each, originals, lambda data: simplejpeg.decode_jpeg(data, "RGBX", buffer=buffer)),
         "resize": partial(each, images, lambda one: one.resize((width, height), Image.Resampling.BICUBIC, box=box)),
-        "encode": partial(each, small, lambda one: jpeg.encode(one, 90, "420")),
-        "kernel": partial(each, originals, Preparer((Output(),))),
+        "encode": partial(each, small, lambda one: jpeg.encode(one, FORM.quality, FORM.subsampling)),
+        "kernel": partial(each, originals, Preparer((FORM,))),
     }
 
 
@@ -154,7 +156,7 @@ def job(source: str, classes: int | None, count: int) -> dict[str, Any]:
     rates = {name: [one["samples_per_s"] for one in column(by_round, name)] for name in cells}
     ratios = [ours / pool for ours, pool in zip(rates["feedline"], rates["pool"], strict=True)]
     return {
-        "what": f"{len(places)} images from {Path(source).name}: short side 256, q90; {cores} cores; starts apart",
+        "what": f"{len(places)} images from {Path(source).name}: {WORDS}; {cores} cores; starts apart",
         "n": len(places),
         "rounds": count,
         "warm_up_rounds": 0,
@@ -194,12 +196,12 @@ def bare_pool(places: Sequence[Where], cores: int, out: Path) -> dict[str, Any]:
 
 
 def warm(_: int) -> None:
-    Preparer((Output(),))(photographs(1)[0])
+    Preparer((FORM,))(photographs(1)[0])
 
 
 def pool_task(chunk: tuple[Sequence[Where], Path]) -> int:
     places, path = chunk
-    prepare_one = Preparer((Output(),))
+    prepare_one = Preparer((FORM,))
     with path.open("wb") as file:
         for data in read_all(places, {}, {}):
             file.write(prepare_one(data)[0].data)
@@ -262,7 +264,7 @@ def engines(source: str, classes: int | None, count: int) -> dict[str, Any]:
     taken = {name: column(by_round, name) for name in cells}
     samples = sum(map(len, shards))
     return {
-        "what": f"{samples} images from {Path(source).name}: short side 256, q90; {usable_cores()} cores, whole jobs",
+        "what": f"{samples} images from {Path(source).name}: {WORDS}; {usable_cores()} cores, whole jobs",
         "n": samples,
         "rounds": count,
         "warm_up_rounds": 0,
@@ -288,7 +290,7 @@ def writing_pool(told: str, cores: int, out: str) -> None:
 
 def write_tar(shard: tuple[Sequence[Where], str]) -> None:
     places, name = shard
-    preparer = Preparer((Output(),))
+    preparer = Preparer((FORM,))
     with Path(f"{name}.tmp").open("wb", buffering=1 << 20) as file:
         with ShardWriter(file, 0) as writer:
             for number, data in enumerate(read_all(places, {}, {})):

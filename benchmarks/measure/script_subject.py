@@ -59,7 +59,7 @@ def run_script(meter: Meter, settings: dict[str, Any]) -> None:
         if not handed_out:
             saves.hold(refused.append)
             heed_threads(before)
-            handed_out.append(metered(meter, swapped(loader, original, settings)))
+            handed_out.append(metered(meter, swapped(loader, original, settings), loader.batch_size))
         return handed_out[0]
 
     kind.__iter__ = iterate
@@ -105,11 +105,11 @@ def start(argv: list[str]) -> None:
     runpy.run_path(argv[0], run_name="__main__")
 
 
-def metered(meter: Meter, batches: Iterator[Any]) -> Iterator[Any]:
+def metered(meter: Meter, batches: Iterator[Any], batch_size: int | None) -> Iterator[Any]:
     while True:
         asked_s = time.perf_counter()
         batch = next(batches)
-        samples = sizes(batch)[0] or 0
+        samples = sizes(batch, batch_size)[0] or 0
         if not meter.facts:
             first = next((tensor for tensor in tensors(batch) if len(tensor.shape)), None)
             if first is not None:

@@ -39,6 +39,9 @@ class EpochPlan:
     policy: Policy = "drop"
     """What becomes of the last, incomplete global batch: `drop` leaves it out, `wrap` fills it from the start of the
     epoch, `pad` with PADDING."""
+    short_last_batch: bool = False
+    """With `wrap`: all ranks share what is left evenly, and only what makes their parts equal is repeated; behind it
+    stands PADDING."""
     shuffle: bool = True
     start: int = 0
     """Samples of this epoch already delivered, over all ranks."""
@@ -73,12 +76,15 @@ class EpochPlan:
         """This rank's samples of global batch `number` (from 0 at `start`): int64, `batch_size` long."""
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
-        first = self.start + number * self.global_batch + self.rank * self.batch_size
+        begun, each = self.start + number * self.global_batch, self.batch_size
+        if self.policy == "wrap" and self.short_last_batch:
+            each = min(each, -(-(self.size - begun) // self.world_size))
+        first = begun + self.rank * each
         positions_N = np.arange(first, first + self.batch_size, dtype=np.int64)
-        if positions_N[-1] < self.size:
+        if each == self.batch_size and positions_N[-1] < self.size:
             return self.order_N[positions_N]
-        taken_N = self.order_N[positions_N % self.size]
-        return taken_N if self.policy == "wrap" else np.where(positions_N < self.size, taken_N, PADDING)
+        end = first + each if self.policy == "wrap" else self.size
+        return np.where(positions_N < end, self.order_N[positions_N % self.size], PADDING)
 
     def delivered(self, batches: int) -> int:
         """`start` for a plan that goes on after this many batches of this one."""

@@ -242,7 +242,8 @@ def has_packed(folder: Path) -> bool:
     are no dataset."""
     names = class_folders(folder)
     folders = [folder, *(folder / name for name in names if name.lower() in (*SPLIT_NAMES, "data"))]
-    return any((folder / name / split / INDEX).exists() for name in names for split in SPLITS) or any(
+    indices = (folder / name / split / INDEX for name in names for split in SPLITS)
+    return any(os.path.exists(index) for index in indices) or any(  # noqa: PTH110 - Path's raises where it may not look
         entry.name.endswith((".tar", ".parquet", ".tar.gz", ".tgz")) and not entry.is_dir()
         for place in folders
         for entry in os.scandir(place)

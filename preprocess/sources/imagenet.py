@@ -33,6 +33,7 @@ from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, reader, walk
 
 CLASS_TARS_PER_TASK = 16
 WNID_TAR = re.compile(r"n\d{8}\.tar")
+LIKE_A_TAR = re.compile(r"\.(tar|tgz|zip)(\.|$)")
 TRAIN = "ILSVRC2012_img_train.tar"
 VAL = "ILSVRC2012_img_val.tar"
 OFFICIAL = "ILSVRC2012_img_"
@@ -221,7 +222,11 @@ def local_places(where: Path) -> dict[str, Place]:
         return {split: Place("archive", str(where)) for split in ("train", "val") if is_archive(where, split)}
     places = {split: place for split in ("train", "val") if (place := split_place(where, split)) is not None}
     if any(WNID_TAR.fullmatch(entry.name) for entry in where.iterdir()):
-        places = {**places, "train": Place("class tars", str(where))}
+        other = places.get("train")
+        if other is not None and other.form != "archive":
+            raise UsageError(f"{where} holds class tars, and {other.path} is train too: keep one of the two")
+        if other is None:  # the archive holds them all
+            places = {**places, "train": Place("class tars", str(where))}
     return places or ({"val": Place("flat", str(where))} if has_images(where) else {})
 
 
@@ -235,12 +240,14 @@ def refuse_lost(where: Path, places: Mapping[str, Place], options: SourceOptions
                 other = "val" if split == "train" else "train"
                 raise UsageError(f"{entry} is in no form of {split} that can be read: mend it, or take "
                                  f"--source-option splits={other}")  # fmt: skip
-    if "train" in places and places["train"] == Place("class tars", str(where)):
+    train = places.get("train")
+    folder = Path(train.path) if train is not None and train.form == "class tars" else where
+    if options.wants("train") and any(WNID_TAR.fullmatch(entry.name) for entry in folder.iterdir()):
         taken = {place.path for place in places.values()}
-        for tar in sorted(where.glob("*.tar")):
+        for tar in sorted(entry for entry in folder.iterdir() if LIKE_A_TAR.search(entry.name.lower())):
             known = WNID_TAR.fullmatch(tar.name) or tar.name.startswith("ILSVRC2012_") or "devkit" in tar.name
-            if not known and str(tar) not in taken:
-                raise UsageError(f"{where} holds class tars and {tar.name}, which is none: move it elsewhere")
+            if not known and str(tar) not in taken and not tar.name.startswith("."):
+                raise UsageError(f"{folder} holds class tars and {tar.name}, which is none: move it elsewhere")
 
 
 def named_as(where: Path, split: str) -> list[Path]:
@@ -286,9 +293,9 @@ def place_at(entry: Path, split: str) -> Place | None:
         {tar.stem for tar in entry.glob("*.tar") if WNID_TAR.fullmatch(tar.name)} if split == "train" else set[str]()
     )
     folders = {*class_folders(entry)}
-    if tars and folders and not (folders <= tars or tars <= folders):
+    if tars and not folders <= tars:  # a class may be half unpacked
         raise UsageError(f"{entry} holds class tars and class folders: keep one form of all classes")
-    if tars and folders <= tars:
+    if tars:
         return Place("class tars", str(entry))
     if folders:
         return Place("class folders", str(entry))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.codecs.pillow import EXTENSIONS, START
@@ -62,7 +62,12 @@ def name_under(base: str, name: str) -> str:
     top, path = (PurePosixPath(re.sub(r"^[\w+.-]+://+", "", text)) for text in (base, name))
     if path == top:
         return path.name
-    return str(path.relative_to(top)) if path.is_relative_to(top) else "/".join(path.parts[-FOLDER_DEPTH:])
+    for gone in range(len(top.parts)):  # a host, or what names one, may be missing or stand in other words
+        rest = top.parts[gone:]
+        for first in (0, 1):
+            if path.parts[first : first + len(rest)] == rest:
+                return "/".join(path.parts[first + len(rest) :]) or path.name
+    return "/".join(path.parts[-FOLDER_DEPTH:])
 
 
 def split_of(under: str) -> str:
@@ -91,7 +96,9 @@ def local_files(path: str, endings: tuple[str, ...], options: dict[str, Any]) ->
     return paths
 
 
-def not_listed(error: OSError) -> NoReturn:
+def not_listed(error: OSError) -> None:
+    if Path(error.filename).name == "lost+found":  # of a disk's own, whose owner is root
+        return
     raise UsageError(f"{error.filename} cannot be listed: {error.strerror}") from error
 
 

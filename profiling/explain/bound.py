@@ -82,11 +82,14 @@ def judged(measured: Measured) -> Judged:
         bound == "compute"
         and measured.machine.on_cpu
         and measured.rates.ceiling is None
+        and measured.workers.count
         and measured.workers.lack_cores
+        and not measured.machine.others_cores
     ):
         lacked = units.percent(measured.workers.delay)
         wait = f"the workers wait {lacked} of their busy time for a core, and so may the model"
-        return Judged(None, [], f"{wait}: --legs tells how fast it is with data for free")
+        tells = "--legs tells" if not measured.rates.doubt else "--legs on a quiet machine tells"
+        return Judged(None, [], f"{wait}: {tells} how fast it is with data for free")
     return Judged(bound, close, "")
 
 

@@ -25,7 +25,7 @@ from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import Measured, Situation, situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies import compute, own_loader, sample_cost, storage, waiting_reads
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Family, Offer, Vain
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Offer, Vain
 from feedline.profiling.record import units
 
 REMEDIES = (
@@ -55,7 +55,7 @@ TIE = 0.03  # gains that differ by less are the same
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction(Offer):
-    family: Family | Literal[""] = ""
+    family: str = ""
     effort: Effort = Effort.SETTING
     command: str = ""
     samples_per_s: float  # over whole epochs, what they begin and end with included
@@ -98,9 +98,10 @@ def _unsure(at: Situation, change: Change, one: Prediction) -> tuple[bool, float
     return not (of_model and not one.vain and one.gain > 1.0 + NOTABLE), -one.gain, one.effort
 
 
-def _within(one: Prediction) -> tuple[float, int]:
-    """Of one family, the best first; near ties by how little they take, then as they are offered: fewest workers."""
-    return -round(math.log(one.gain_low) / TIE), one.effort
+def _within(one: Prediction) -> tuple[float, int, bool]:
+    """Of one family, the best first; near ties by how little they take and change, then as they are offered: fewest
+    workers."""
+    return -round(math.log(one.gain_low) / TIE), one.effort, bool(one.changes)
 
 
 def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, int, float]:

@@ -229,6 +229,8 @@ class _Host:
     cores: float | None = None
     affinity: float | None = None
     memory_bytes: float | None = None
+    cgroup_memory_bytes: float | None = None
+    shared_memory_bytes: float | None = None
     gpus: list[str] | None = None
     python: str | None = None
     versions: dict[str, str] | None = None

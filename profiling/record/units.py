@@ -4,6 +4,8 @@ import math
 from typing import TypeGuard
 
 UNKNOWN = "–"
+NOTHING_SAID = 10.0
+"""By which an interval's ends differ that is not worth its figures: two windows 16 % apart have it."""
 _SCALES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -97,8 +99,14 @@ def part_of(used_bytes: float | None, total_bytes: float | None) -> str:
 
 
 def spread(low: float | None, high: float | None) -> str:
-    """The interval in words: 1,190–1,260."""
-    return f"{number(low)}–{number(high)}" if known(low) and known(high) else ""
+    """The interval in words: 1,190–1,260; one that says next to nothing is said to."""
+    if not known(low) or not known(high):
+        return ""
+    return ends(low, high) if high < NOTHING_SAID * low else "too noisy to tell"
+
+
+def ends(low: float, high: float) -> str:
+    return f"{number(low)}–{number(high)}"
 
 
 def tick(value: float) -> str:

@@ -10,8 +10,7 @@ from feedline.profiling.record.stages import STAGES
 from feedline.profiling.render.sections import CEILING, PREDICTED, Bar, Bars, Columns, Curve, Curves, Remedies, Shade
 
 PALETTE = tuple(f"c{number}" for number in range(1, 11))
-"""CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use; c10 is no
-stage's yet."""
+"""CSS variables of the categorical palette (Okabe and Ito: safe for colour-blind eyes), in order of use."""
 TIMES = {
     "data": ("waiting for data", "c4"), "copy": ("copying", "c6"), "trainer": ("own Python", "c2"),
     "compute": ("computing", "c3"), "rest": ("the rest", "c3"), "other": ("cannot be told", "c8"),

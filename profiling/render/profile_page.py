@@ -217,7 +217,7 @@ def _legs(measured: Sequence[Leg], unit: str) -> Section | None:
         value, low, high = (rate.value, rate.low, rate.high) if rate else (None, None, None)
         windows, said = leg.samples_per_s, [leg.note]
         if rate is None and any(windows):
-            said.append(f"windows too far apart to mean anything: {units.spread(min(windows), max(windows))}")
+            said.append(f"windows too far apart to mean anything: {units.ends(min(windows), max(windows))}")
         if leg.disturbed:
             said.append(f"{count_of(leg.disturbed, 'window')} beside other programs left out")
         rows.append(Bar(label=label, value=value, low=low, high=high, note="; ".join(filter(None, said))))
@@ -233,16 +233,10 @@ def _gpus(gpus: Sequence[Gpu], note: str) -> Section | None:
     )
     tables: list[Table] = []
     for gpu in gpus:
-        memory = units.part_of(gpu.memory_used_bytes, gpu.memory_total_bytes)
-        shares = report_time.GPU_SHARES.items()
-        rows = [[what, units.percent(getattr(gpu, name)), _source(gpu, name)] for name, what in shares]
-        rows.append(["memory", memory, _source(gpu, "memory_used_bytes")])
-        for name, what in (("pcie_rx_bytes_per_s", "PCIe, to the GPU"), ("pcie_tx_bytes_per_s", "from the GPU")):
-            rate = getattr(gpu, name)
-            rows.append([what, units.rate(None if rate is None else rate / 1e6, "MB/s"), _source(gpu, name)])
-        rows.append(["power", units.rate(gpu.power_w, "W"), _source(gpu, "power_w")])
+        means = report_time.gpu_means(gpu).items()
+        rows = [[title, words, _source(gpu, name)] for name, (title, words) in means]
         if gpu.throttle_reasons:
-            rows.append(["throttled by", ", ".join(gpu.throttle_reasons), gpu.source])
+            rows.append(["Throttled by", ", ".join(gpu.throttle_reasons), gpu.source])
         caption = f"{gpu.name or ''} {gpu.uuid}".strip()
         tables.append(Table(headers=["", "mean", "source"], rows=rows, numeric=[1], caption=caption))
     words = Prose(f"{note[0].upper()}{note[1:]}.") if note else None

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from feedline.profiling.record.recording import Recording, Series, Step
+from feedline.profiling.record import units
+from feedline.profiling.record.recording import Gpu, Recording, Series, Step
 from feedline.profiling.render.charts import OF_STEP, finite
 from feedline.profiling.render.sections import Columns, Curve, Curves, Section, Shade, section
 
@@ -28,10 +29,28 @@ GPU_TITLES = {
     "sm_clock_mhz": "SM clock",
 }  # fmt: skip
 """The same of what a GPU tells; what is not here (the memory there is) does not change."""
+GPU_UNITS = {"_bytes_per_s": (1e6, "MB/s"), "_per_s": (1.0, "a second"), "_mhz": (1.0, "MHz"), "_w": (1.0, "W")}
+"""By how the name ends: what to divide by, and the unit then."""
 OF_GPU = "gpu:"
 """What scopes of a GPU's series begin with."""
 SCALED = {"B": (1e6, "MB"), "B/s": (1e6, "MB/s"), "fraction": (0.01, "%")}
 """Units of series that read better in another."""
+
+
+def gpu_means(gpu: Gpu) -> dict[str, tuple[str, str]]:
+    """By field, its title and its mean in words."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, title in GPU_TITLES.items():
+        value: float | None = getattr(gpu, name)
+        if name in GPU_SHARES:
+            words = units.percent(value)
+        elif name == "memory_used_bytes":
+            words = units.part_of(value, gpu.memory_total_bytes)
+        else:
+            scale, unit = next((of for end, of in GPU_UNITS.items() if name.endswith(end)), (1.0, ""))
+            words = units.rate(None if value is None else value / scale, unit)
+        found[name] = title, words
+    return found
 
 
 def timeline(recording: Recording) -> Section | None:

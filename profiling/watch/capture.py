@@ -295,13 +295,10 @@ class Capture:
             return None
         loop = self.loop
         own = loop.own is not None  # the first of its steps has opened a row, and closed none
-        return self.stop.reached(
-            now,
-            steps=loop.train_steps + own if own or loop.any_trained else self.optimizer_steps or loop.rows,
-            ranks=self.facts.world_size,
-            rank=self.rank,
-            held=held,
-        )
+        trained, ranks = own or loop.any_trained, self.facts.world_size
+        steps = loop.train_steps + own if trained else self.optimizer_steps or loop.rows
+        trained = trained or self.optimizer_steps > 0
+        return self.stop.reached(now, steps=steps, ranks=ranks, rank=self.rank, held=held, trained=trained)
 
     def end_watch(self, reason: Reason) -> None:
         """Nothing more is to be seen, and no window follows: the script is ended, unless it shall run on."""

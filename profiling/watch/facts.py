@@ -196,8 +196,8 @@ class Facts(Compute):
     def look(self) -> None:
         if (distributed := _distributed()) is not None:
             self.world_size = int(quietly(distributed.get_world_size) or 1)
-        else:
-            self.world_size = _number("WORLD_SIZE") or 1
+        else:  # WORLD_SIZE without a rank is left over from another job
+            self.world_size = 1 if rank() is None else _number("WORLD_SIZE") or 1
 
     def see_optimizer(self, optimizer: Any) -> None:
         """Called at an optimiser's first step: what it trains tells the device and the size of the model."""

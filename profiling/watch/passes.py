@@ -4,7 +4,7 @@ A row opens when a batch is asked for and closes when the next one is asked for;
 another's open row (an evaluation inside a training step) is that row's pause. A pass of fewer batches in there is
 part of the step, and one that began before is beside it (`zip(a, b)`): the row waits for their batches too. Where
 that hands out many in one row, none of them trained on, it evaluates (`next(held_out)`, again and again) and has come
-into the row with the first of them.
+into the row with the first of them; unless it does so in row after row.
 
 Where the thread that trains asks no watched loader itself (a generator or a queue of the script's own, a thread that
 draws ahead), rows go from one step of its optimiser to the next, and what it waits is left to the sampler. What else
@@ -30,6 +30,8 @@ class Visit:
 
     row: StepRow
     since: float
+    before_s: float
+    """What the pass had waited until then."""
     batches: int = 0
     waited_s: float = 0.0
 
@@ -68,6 +70,10 @@ class Pass:
     """Its loader has said that there is no more."""
     visit: Visit | None = None
     inner: list["Pass"] = field(default_factory=list)
+    before: StepRow | None = None
+    """The row that was closed last."""
+    evaluated: dict[int, StepRow] = field(default_factory=dict)
+    """By loader: the row in which many of its batches were last drawn."""
 
     def written(self, ended: float | None) -> dict[str, Any]:
         """Fields of `recording.LoaderPass`. `ended` is when the loader said that there is no more."""
@@ -160,7 +166,7 @@ class Loop:
         """A batch more that it draws in a row that was begun later: with the third in it, it has come in."""
         visit = by.visit
         if visit is None or visit.row is not row:
-            visit = by.visit = Visit(row, by.asked)
+            visit = by.visit = Visit(row, by.asked, by.waited_s)
         visit.batches += 1
         visit.waited_s += now - by.asked
         if visit.batches == EVAL_BATCHES:
@@ -175,8 +181,9 @@ class Loop:
             return None
         for inner in of.inner:
             if not (inner.done or inner.background or inner.trained):
-                self._take_in(inner, row, now)
+                self._take_in(inner, row, of, now)
         of.inner.clear()
+        of.before = row
         row.duration_s = now - row.start_s
         if row.trained:
             self.train_steps += 1
@@ -216,23 +223,27 @@ class Loop:
         self.own.loader, self.own.row = loader, StepRow(now, 0.0, samples, size, loader, OWN_EPOCH)
         return row
 
-    def _take_in(self, inner: Pass, row: StepRow, now: float) -> None:
+    def _take_in(self, inner: Pass, row: StepRow, host: Pass, now: float) -> None:
         """A pass that was begun in the row and has not ended. What was done since its last batch belongs to the row's
         step. One of many batches was an evaluation, broken off as in `if i == 50: break`; one of few, as
-        `next(iter(held_out))` is, was part of the step. Whether that goes on is not known: it is forgotten until it
-        does."""
+        `next(iter(held_out))` is, was part of the step, and so is one that goes on in every row. Whether that goes on
+        is not known: it is forgotten until it does."""
         if inner.row is not None:
             row.trained |= inner.row.trained
             inner.row.trained = False
             for name in OF_STEP:
                 setattr(row, name, getattr(row, name) + getattr(inner.row, name))
                 setattr(inner.row, name, 0)
-        if inner.batches >= EVAL_BATCHES:
+        many, goes_on = inner.batches >= EVAL_BATCHES, inner.resumed or inner.visit is not None
+        always = goes_on and host.before is not None and host.evaluated.get(inner.loader) is host.before
+        if many:
+            host.evaluated[inner.loader] = row
+        if many and not always:
             ended = inner.row.start_s + inner.row.wait_s if inner.row else now
             self.close(inner, ended)
             self.finish(inner, ended)
             return
-        row.wait_s += inner.waited_s
+        row.wait_s += inner.waited_s - (inner.visit.before_s if inner.visit and inner.visit.row is row else 0.0)
         if inner in self._open:
             self._open.remove(inner)
 

@@ -7,9 +7,10 @@ longer. Seconds are counted from the end of the first step: it may compile the m
 """
 
 import math
+import os
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from feedline.profiling.record.journal import Journal, StudyConfig
 
@@ -65,6 +66,11 @@ def is_steady(rates: Sequence[float]) -> bool:
     return mean > 0 and deviation / math.sqrt(count) < ERROR * mean
 
 
+def trains(about: dict[str, Any]) -> bool:
+    """Whether that process has begun a loop, as far as it has said."""
+    return bool(about["loaders"] or about["optimizer_steps"])
+
+
 class StopRule:
     def __init__(self, config: StudyConfig, journal: Journal) -> None:
         self.steadiness = Steadiness()
@@ -88,22 +94,26 @@ class StopRule:
 
     def _apart(self, ranks: int) -> bool:
         """Whether some have another journal, on another machine: they would not hear when to leave, and hang."""
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(ranks):
+            return False
         until = time.monotonic() + MEET_S
-        while (here := sum(1 for _ in self._journal.all("trainer-"))) < ranks:
+        while (here := len([one for one in self._journal.all("trainer-") if trains(one)])) < ranks:
             if time.monotonic() > until:
                 self._journal.write("apart", {"here": here, "ranks": ranks})
                 return True
             time.sleep(0.05)
         return False
 
-    def reached(self, now: float, *, steps: int, ranks: int, rank: int, held: bool) -> Reason | None:
+    def reached(
+        self, now: float, *, steps: int, ranks: int, rank: int, held: bool, trained: bool = True
+    ) -> Reason | None:
         """Why the watch ends now, None while it goes on. `steps` have ended; `held`: a first pass of a diagnostic run
-        is behind the loop."""
+        is behind the loop; `trained`: not only evaluated so far, while other ranks may wait for this one."""
         config, reason = self._config, self._reason
         if self.began is None and steps:
             self.began = now
         agree = ranks > 1 and reason != "running" and (config.diagnostic or self._stop_at is None)
-        if agree and steps >= MET_STEPS and not self._met:
+        if agree and trained and steps >= MET_STEPS and not self._met:
             self._met = True
             if self._apart(ranks):
                 return "apart"

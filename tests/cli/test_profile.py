@@ -287,6 +287,17 @@ def test_a_failing_script_has_the_last_word_but_two_lines(tmp_path: Path) -> Non
     assert (tmp_path / "out.html").exists() and not done.stdout
 
 
+def test_an_option_that_went_to_a_script_is_named(tmp_path: Path, feedline: Any) -> None:
+    (tmp_path / "train.py").write_text("import argparse; argparse.ArgumentParser().parse_args()")
+    done = feedline("profile", "train.py", "--html=out.html", "--epochs", "1", cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    *_, ended, hint = done.stderr.splitlines()
+    assert ended == "feedline: train.py ended with status 2 before a training step was measured"
+    assert hint.startswith("feedline: --html=out.html went to the script: options of feedline profile stand before")
+    done = feedline("profile", "train.py", "--epochs", "1", cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == ended
+
+
 def test_trials_are_announced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import feedline.benchmarks.what_if as module
 

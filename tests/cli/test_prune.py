@@ -66,8 +66,8 @@ def test_inspect_shows_the_weights_of_a_run(run: Path, tmp_path: Path) -> None:
     record = json.loads((tmp_path / "record.json").read_text())
     assert list(record["checkpoints"]) == ["epoch-0000", "epoch-0001", "step-0000012"]
     assert [row["quantile"] for row in record["checkpoints"]["epoch-0001"]["thresholds"]] == [0.25, 0.75]
-    assert "LAYERS OF STEP-0000012" in said and "<svg" in (tmp_path / "page.html").read_text()
-    assert "THRESHOLDS OF EPOCH-0000" in feedline("inspect", str(run / "checkpoints/epoch-0000.pt"))
+    assert "LAYERS\n  Of step-0000012." in said and "<svg" in (tmp_path / "page.html").read_text()
+    assert "THRESHOLDS\n  Of epoch-0000." in feedline("inspect", str(run / "checkpoints/epoch-0000.pt"))
     with pytest.raises(CheckpointError, match="cannot be read"):
         feedline("inspect", str(tmp_path / "record.json"))
 

@@ -31,6 +31,18 @@ def test_an_interrupted_one_says_what_goes_on_with_it(feedline: Commands, tmp_pa
     assert list((tmp_path / "runs").iterdir()) == [run]
 
 
+def test_of_another_run_s_checkpoint_there_is_nothing_to_go_on_with_yet(feedline: Commands, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "OUT")
+    words = f"train OUT --model small_cnn --image-size {PX} --batch-size 32 --epochs 1 --num-workers 0".split()
+    feedline(*words, "--no-tensorboard", "--run", "old", cwd=tmp_path)
+    (file,) = (tmp_path / "old/checkpoints").glob("step-*.pt")
+    first = INTERRUPTED.replace('event["event"] == "epoch" and event["epoch"] == 2', 'event["event"] == "start"')
+    done = feedline(*words, "--no-tensorboard", "--run", "new", "--resume", str(file), cwd=tmp_path, first=first)
+    assert done.stderr.startswith("interrupted before the first checkpoint")
+    done = feedline(*words, "--no-tensorboard", "--run", "old", "--resume", "auto", cwd=tmp_path, first=first)
+    assert done.stderr == "interrupted: --run-dir old --resume auto goes on from step 3\n"
+
+
 def test_without_checkpoints_there_is_nothing_to_go_on_with(feedline: Commands, tmp_path: Path) -> None:
     write_dataset(tmp_path / "OUT")
     words = f"train OUT --model small_cnn --image-size {PX} --batch-size 32 --epochs 3 --num-workers 0".split()

@@ -83,11 +83,17 @@ class Script:
 
 
 def scripts(only: Sequence[str] = (), *, held_out: bool = False) -> list[Script]:
-    folder = SCRIPTS / HELD_OUT if held_out else SCRIPTS
-    tables = tomllib.loads((folder / "truths.toml").read_text())
-    if unknown := set(only) - set(tables):
-        raise UsageError(f"no script {', '.join(sorted(unknown))} in {folder.name}/truths.toml")
-    return [Script(name=name, folder=folder, **table) for name, table in tables.items() if not only or name in only]
+    """All of one folder, or those of these names of both."""
+    folders = [SCRIPTS, SCRIPTS / HELD_OUT] if only else [SCRIPTS / HELD_OUT if held_out else SCRIPTS]
+    found = [
+        Script(name=name, folder=folder, **table)
+        for folder in folders
+        for name, table in tomllib.loads((folder / "truths.toml").read_text()).items()
+        if not only or name in only
+    ]
+    if unknown := set(only) - {script.name for script in found}:
+        raise UsageError(f"no script {', '.join(sorted(unknown))} in truths.toml")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,6 +212,17 @@ def test_a_script_that_trains_on_is_terminated_and_that_is_said(
     assert done.recording.notes == ["the script was told to stop and trains on: it was terminated"]
 
 
+def test_a_script_that_hangs_as_it_ends_is_terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of its own that is no daemon waits for ever to hand a batch over."""
+    monkeypatch.setattr(launch, "LEAVE_S", 0.5)
+    monkeypatch.setattr(launch, "IDLE_MOST_S", 3.0)
+    text = "import threading\nthreading.Thread(target=threading.Event().wait).start()\ntrain()\n"
+    said: list[str] = []
+    done = study(caught(tmp_path, text), said.append)
+    assert (done.status, done.recording.script.ended_by) == (0, "steps")
+    assert said[-1] == "the script was told to stop and has not ended: it is terminated"
+
+
 @pytest.mark.parametrize(
     ("caught_with", "status", "by"), [("sys.exit(1)", 0, "steps"), ("raise ValueError('no disk')", 1, "error")]
 )
@@ -229,6 +240,7 @@ def test_ranks_on_other_machines_are_refused_what_they_would_hang_in(
 ) -> None:
     """As under `srun`, where each rank has a profiler of its own."""
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     config = replace(caught(tmp_path, "train()\n"), steps=None)
     with pytest.raises(UsageError, match=r"1 of 2 ranks run on this machine, .* give --steps"):
         study(replace(config, **options))

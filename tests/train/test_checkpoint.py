@@ -98,14 +98,26 @@ def test_what_lies_beyond_the_newest_is_left_behind_with_its_best_one(tmp_path: 
     checkpoints = Checkpoints(tmp_path)
     for step in (2, 4, 6, 8):
         save(checkpoints, step, *([checkpoint.BEST] if step == 4 else []))
-    save(checkpoints, 5)  # it went back to 4
-    assert names(checkpoints) == ["best.pt", "step-0000002.pt", "step-0000004.pt", "step-0000005.pt"]
-    save(checkpoints, 3, checkpoint.epoch_name(1))  # and to 2, which the best one came after
-    assert names(checkpoints) == ["epoch-0001.pt", "step-0000002.pt", "step-0000003.pt"]
+
+    def go_back(step: int) -> list[str]:
+        return checkpoints.go_on_from(one(checkpoints.folder / checkpoint.step_name(step)))
+
+    assert go_back(4) == ["went back to step 4: removed step-0000006.pt, step-0000008.pt"] and not go_back(4)
+    assert names(checkpoints) == ["best.pt", "step-0000002.pt", "step-0000004.pt"]
+    save(checkpoints, 5, checkpoint.epoch_name(1))
+    go_back(2)  # the best one came after it
+    assert names(checkpoints) == ["epoch-0001.pt", "step-0000002.pt"]
     save(checkpoints, 4, checkpoint.BEST)
     (checkpoints.folder / checkpoint.BEST).write_bytes(b"PK")
-    save(checkpoints, 3)
-    assert names(checkpoints)[-2:] == ["step-0000002.pt", "step-0000003.pt"]
+    go_back(2)
+    assert names(checkpoints)[-1] == "step-0000002.pt"
+    other = Checkpoints(tmp_path / "other")
+    save(other, 1)
+    assert checkpoints.go_on_from(one(other.steps()[0])) == [] and names(checkpoints)[-1] == "step-0000002.pt"
+
+
+def one(where: Path) -> checkpoint.Resume:
+    return checkpoint.Resume(checkpoint.read(where), where, [])
 
 
 def test_the_newest_is_that_of_the_highest_number(tmp_path: Path) -> None:
@@ -127,6 +139,19 @@ def test_a_restart_by_torchrun_goes_on_where_the_run_was_and_not_back_to_the_fil
             save(run, 5)
         found = run.to_resume(str(file))
         assert found is not None and found.state["progress"]["step"] == step
+
+
+@pytest.mark.parametrize("name, value", [("TORCHELASTIC_MAX_RESTARTS", "3"), ("SLURM_RESTART_COUNT", "1")])
+def test_a_restart_that_torchrun_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    other, run = Checkpoints(tmp_path / "other"), Checkpoints(tmp_path / "run")
+    save(other, 3)
+    save(run, 5)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    monkeypatch.setenv(name, value)
+    found = run.to_resume(str(other.steps()[0]))
+    assert found is not None and found.state["progress"]["step"] == 5
 
 
 def test_another_run_is_not_gone_on_with_over_this_one(tmp_path: Path) -> None:

@@ -144,6 +144,19 @@ def test_padding_does_not_pass_through_the_model(configure: Configure, batch_siz
     assert sizes == [batch_size] * (96 // batch_size) + [last]
 
 
+def test_nor_does_a_single_sample_that_a_resumed_epoch_has_left(configure: Configure) -> None:
+    train(configure(batch_size=32, policy="pad", epochs=1, steps=2))
+    sizes: list[int] = []
+
+    def look(module: nn.Module, images: tuple[Tensor]) -> None:
+        if isinstance(module, SmallCNN) and module.training:
+            sizes.append(len(images[0]))
+
+    with register_module_forward_pre_hook(look):
+        train(configure(batch_size=31, policy="pad", epochs=1, resume="auto"))
+    assert sizes == [31, 31]
+
+
 def test_progressive_resizing_and_evaluation_at_the_same_size(configure: Configure) -> None:
     record = train(configure(progressive=((0, 16), (1, 24)), epochs=2))
     assert len(record["epochs"]) == 2

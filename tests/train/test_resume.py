@@ -28,6 +28,28 @@ def test_going_back_to_an_older_checkpoint_leaves_the_newer_ones_behind(configur
     assert next(event["step"] for event in heard if event["event"] == "resume") == 9
 
 
+def test_going_back_counts_before_the_first_checkpoint_and_leaves_nothing_of_the_old_line(
+    configure: Configure, tmp_path: Path
+) -> None:
+    class Killed(Exception):
+        pass
+
+    def kill(event: Event) -> None:
+        if event["event"] == "step":
+            raise Killed
+
+    config, heard = configure(checkpoint_every=2, keep_last=9), list[Event]()
+    train(config)
+    back = replace(config, resume=str(tmp_path / "run/checkpoints/step-0000004.pt"), checkpoint_every=0)
+    with pytest.raises(Killed):
+        train(back, [heard.append, kill])
+    (note,) = [event["text"] for event in heard if event["event"] == "note"]
+    assert note.startswith("went back to step 4: removed step-0000006.pt, ")
+    assert [path.name for path in checkpoint.Checkpoints(tmp_path / "run").steps()] == [
+        checkpoint.step_name(step) for step in (2, 4)
+    ]
+
+
 def test_killed_in_the_last_evaluation_of_so_many_steps_it_is_done_again(
     configure: Configure, tmp_path: Path
 ) -> None:

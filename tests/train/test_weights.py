@@ -52,7 +52,7 @@ def test_a_run_has_its_kept_epochs_and_the_newest(run: Path) -> None:
     found = {name: describe(where, WeightsConfig()) for name, where in by_name(run).items()}
     assert [one["epoch"] for one in found.values()] == [0, 1, 1]
     page = weights_page("RUN", found)
-    assert "classifier.1.weight" in text(page) and "THRESHOLDS OF STEP-0000006" in text(page)
+    assert "classifier.1.weight" in text(page) and "THRESHOLDS\n  Of step-0000006." in text(page)
     assert document(page).count("<svg") >= 2
 
 

@@ -146,7 +146,7 @@ def _ceiling(recording: Recording, now: Rate | None) -> tuple[Rate | None, str]:
     windows = recording.leg("cached").samples_per_s
     ceiling, normal = median_rate(windows), median_rate(recording.leg("normal").samples_per_s)
     if ceiling is None and any(windows):
-        spread = units.spread(min(windows), max(windows))
+        spread = units.ends(min(windows), max(windows))
         return None, f"The ceiling is not claimed: with data for free, windows ran at {spread} samples/s."
     if ceiling is None or now is None:
         return ceiling, ""

@@ -291,6 +291,8 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     worker_s = preparing.even_s * preparing.slow.factor if preparing.slow else preparing.alone_s
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
         worker_s = max(0.0, ranks / rates.now.value - trainer.step_s)
+    if count and not preparing.each and trainer.shares.data >= DATA_BOUND:  # workers of a kind that nobody looks at
+        worker_s = ranks * count / rates.now.value
     worker_cpu_s = preparing.cpu_s or 0.0
     if worker_cpu_s < THREADS * worker_s:  # more is that of a worker's threads; a little more is noise
         worker_cpu_s = min(worker_cpu_s, worker_s)
@@ -298,6 +300,8 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         worker_cpu_s = max(0.0, (measured.recording.costs.trainer_cpu_s or 0.0) - trainer.cpu_s)
     # The loader's rate alone over that of as many workers each with a core to itself.
     k = {n: rate.value * worker_s / (ranks * n) for n, rate in rates.loader_only.items() if n > 0}
+    locked = preparing.stage_alone_s.get("lock", 0.0) / preparing.alone_s if preparing.alone_s else 0.0
+    most_k = 1.2 / max(0.05, 1.0 - locked)  # fewer workers wait less for the others' lock
     now = Throughput(
         workers=count,
         step_s=step_s,
@@ -310,7 +314,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         cores=machine.cores,
         others=machine.others_cores,
         ranks=ranks,
-        contention={n: min(1.2, max(0.05, value)) for n, value in k.items()} if worker_s > 0 else {},
+        contention={n: min(most_k, max(0.05, value)) for n, value in k.items()} if worker_s > 0 else {},
         epoch_start_s=rates.epoch_start_s,
         epoch_samples=rates.epoch_samples,
         stall=_stall(machine, step_s, trainer.cpu_s),

@@ -65,7 +65,7 @@ class Workers:
 
     @property
     def lack_cores(self) -> bool:
-        return self.delay is not None and self.delay > SHORT and self.busy > 0.5
+        return self.delay is not None and self.delay > SHORT and self.busy > 0.5 and self.looks >= FEW_LOOKS
 
     @property
     def top(self) -> str | None:

@@ -18,7 +18,6 @@ from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
     Change,
     Effort,
-    Family,
     Remedy,
     Vain,
     launcher,
@@ -29,6 +28,7 @@ from feedline.profiling.record import units
 
 PINNED_SPEEDUP = 2.0  # pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step
 TYPICAL = "as is typical of a convolutional network; not measured here"
+ONE_EACH = 1.1  # synchronisations a step, up to which they are one at its end
 SOME = 0.05  # share of the script's own Python, for sure, from which it is worth a word
 CHANNELS_LAST = """model = model.to(memory_format=torch.channels_last)
 images = images.to(memory_format=torch.channels_last)"""
@@ -87,17 +87,21 @@ def hidden_synchronisations(at: Situation) -> Iterable[Change]:
     where = f" at {lines}" if lines else ""
     why = f"{compute.items:,} of them{where} took {units.percent(share)} of the time"
     # A synchronisation mostly waits for work that something else would wait for: no more is saved than the time in
-    # which the device ran dry beside the wait, where that was seen. Half of it is an even guess, and 0.3 the standard
-    # deviation of one between nothing and all.
-    dry = [step.idle_s for step in at.recording.measured() if step.idle_s is not None]
-    lost = min(share, sum(dry) / seconds / at.now.ranks) if dry else share
+    # which the device ran dry beside the wait. That is seen at a step's ends: behind one in each step, not behind
+    # many within. Half of it is an even guess, and 0.3 the standard deviation of one between nothing and all.
+    steps = at.recording.measured()
+    dry = [step.idle_s for step in steps if step.idle_s is not None]
+    seen = bool(dry) and compute.items <= ONE_EACH * len(steps)
+    lost = min(share, sum(dry) / seconds / at.now.ranks) if seen else share
     of_step = min(0.95, lost / max(1.0 - at.measured.trainer.shares.data, 0.05))
     notable = lost >= 0.02
     then = replace(at.now, step_s=at.now.step_s * (1 - 0.5 * of_step)) if notable else at.now
+    if seen and not notable:
+        why += f", but the device ran dry for {units.percent(lost)} of it"
     yield Change(family="sync", remedy="no hidden synchronisations", then=then, effort=Effort.CODE, target=lines,
                  why=f"{why}; that half of it could overlap is assumed" if notable else Vain(why),
                  command="total += loss.detach()  # and .item() once, when it is printed",
-                 extra_error=0.3 * lost,
+                 extra_error=0.3 * lost, at_most=bool(dry) and not seen,
                  ceiling_times=math.inf)  # fmt: skip
 
 
@@ -108,7 +112,7 @@ def faster_model(at: Situation) -> Iterable[Change]:
     pictures = not shapes or any(len(shape) == 4 for shape in shapes)
     typical = (1.15 if on_gpu else 1.1, 0.12)
     times, error = (gain.value, gain.error) if gain else typical
-    ways: list[tuple[Family, str, str, float, float, bool]] = []
+    ways: list[tuple[str, str, str, float, float, bool]] = []
     if not compute.channels_last and pictures:
         ways.append(("layout", "channels_last", CHANNELS_LAST, times, error, gain is not None))
     if on_gpu and not compute.autocast:

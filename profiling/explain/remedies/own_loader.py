@@ -78,8 +78,15 @@ def other_workers(at: Situation) -> Iterable[Change]:
         yield Change(
             family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
             effort=Effort.SETTING, why=_why_workers(at, then), settings={"num_workers": count},
-            command=f"DataLoader(…, num_workers={count}{persists})", cause=more and (waits or not at.now.workers),
+            command=_workers_line(at, f"num_workers={count}{persists}"), cause=more and (waits or not at.now.workers),
         )  # fmt: skip
+
+
+def _workers_line(at: Situation, words: str) -> str:
+    loader = at.measured.loader
+    if loader is not None and loader.kind == "torchdata.nodes":
+        return f"ParallelMapper(…, {words.partition(',')[0]})"
+    return f"DataLoader(…, {words})"
 
 
 def _why_workers(at: Situation, then: Throughput) -> str:

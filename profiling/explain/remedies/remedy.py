@@ -12,17 +12,11 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any
 
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.record.recording import LoaderSeen, Recording, Trial
-
-Family = Literal[
-    "workers", "fewer-workers", "persistent", "prefetch", "pin", "slow-worker", "stage", "send", "uint8", "batch",
-    "loader", "shards", "cache", "storage", "python", "sync", "layout", "memory", "autocast", "gpus", "dataloader",
-    "ahead", "window",
-]  # fmt: skip
 
 
 class Effort(IntEnum):
@@ -50,7 +44,7 @@ class Vain(str):
 class Offer:
     """What is offered, with or without a figure of what it gives."""
 
-    family: Family | Literal[""]
+    family: str  # of its kind, of which the best alone is shown; "": of none
     remedy: str  # its name, with its values
     effort: Effort
     why: str  # it may help (how much is for the model to say), or is `Vain`

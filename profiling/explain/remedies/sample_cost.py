@@ -18,7 +18,6 @@ from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
     Change,
     Effort,
-    Family,
     Remedy,
     Vain,
     error_between,
@@ -27,6 +26,7 @@ from feedline.profiling.explain.remedies.remedy import (
     without_handover,
 )
 from feedline.profiling.record import units
+from feedline.profiling.record.merge import MOST_PATHS
 from feedline.profiling.record.stages import STAGES
 
 NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
@@ -53,12 +53,13 @@ PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
 TORCHS_COLLATE = "collate.py:"
 OPENS = re.compile(r":(ZipFile\.(__init__|_RealGetContents)|TarFile\.(__init__|open|next|getmembers)|make_fid)$")
 """What reads an archive's list of members, or an HDF5 file's head."""
+ARCHIVES = (".h5", ".hdf5", ".npz", ".zip", ".tar", ".tgz", ".tar.gz")
 
 
 class Cure(NamedTuple):
     """For a stage of which a library does the work, or nobody."""
 
-    family: Family
+    family: str
     name: str
     hint: str
     command: str
@@ -137,12 +138,20 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     workers = at.measured.workers
     if not workers.alone_s or not at.now.worker_s or workers.slow is not None:
         return  # where one worker is slow, its stages are not those of all
-    opens = OPENS.search(place_of(at, "read"))  # other reading is for caches and storage to cure
+    opens = OPENS.search(place_of(at, "read")) and not _one_each(
+        at
+    )  # other reading is for caches and storage to cure
     stages = {name: surely(at, name) for name in CURES if name != "read" or opens}
     top = max(stages, key=lambda name: stages[name])
     for stage, share in stages.items():
         if (stage == top and share >= NOTABLE) or (stage == "lock" and share >= LOCKED):
             yield _cheaper(at, stage)
+
+
+def _one_each(at: Situation) -> bool:
+    """Whether each sample is an archive of its own: none can be kept open for another."""
+    archives = sum(path.endswith(ARCHIVES) for path in at.recording.sample_paths)
+    return archives > 0.5 * min(at.measured.workers.samples or math.inf, MOST_PATHS)
 
 
 def _cheaper(at: Situation, stage: str) -> Change:

@@ -448,3 +448,37 @@ def test_a_train_folder_half_unpacked(tiny_ilsvrc: Path, tmp_path: Path) -> None
     first.unlink()
     with pytest.raises(UsageError, match="holds class tars and class folders: keep one form of all classes"):
         open_source(str(source))
+
+
+def test_a_class_half_unpacked(tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    """As `mkdir; tar x; rm` leaves it, ended within the last class."""
+    source = link(tmp_path / "source", VAL=tiny_ilsvrc / VAL, DEVKIT=tiny_ilsvrc / DEVKIT)
+    *_, last = sorted(class_tars(tiny_ilsvrc, tmp_path / "tars").glob("*.tar"))
+    folders = class_folders(tiny_ilsvrc, source / "train")
+    shutil.copy(last, folders / last.name)
+    next((folders / last.stem).iterdir()).unlink()
+    with pytest.raises(UsageError, match="holds class tars and class folders"):
+        open_source(str(source))
+
+
+@pytest.mark.parametrize("stranger", ["cat.tar", "n00000002.tar.gz", "n00000002.tar.part"])
+@pytest.mark.parametrize("where", ["train", "."])
+def test_what_looks_like_a_class_tar_is_not_passed_over(tmp_path: Path, where: str, stranger: str) -> None:
+    for name in ("n00000001.tar", stranger):
+        write_tar(tmp_path / where / name, [("x.JPEG", b"x")])
+    with pytest.raises(UsageError, match=f"holds class tars and {stranger}, which is none"):
+        open_source(str(tmp_path))
+
+
+def test_a_class_tar_beside_the_train_folder(tmp_path: Path) -> None:
+    write_tar(tmp_path / "n00000001.tar", [("x.JPEG", b"x")])
+    (tmp_path / "train/n00000002").mkdir(parents=True)
+    (tmp_path / "train/n00000002/y.JPEG").write_bytes(b"y")
+    with pytest.raises(UsageError, match=r"holds class tars, and .*train is train too: keep one"):
+        open_source(str(tmp_path))
+
+
+def test_the_archive_beside_its_class_tars_is_read(tiny_ilsvrc: Path, tmp_path: Path) -> None:
+    source = link(tmp_path / "source", TRAIN=tiny_ilsvrc / TRAIN, VAL=tiny_ilsvrc / VAL, DEVKIT=tiny_ilsvrc / DEVKIT)
+    shutil.copy(next(class_tars(tiny_ilsvrc, tmp_path / "tars").glob("*.tar")), source)
+    assert samples(indexed(source)) == samples(indexed(tiny_ilsvrc))

@@ -392,6 +392,13 @@ def test_a_model_whose_workers_take_its_cores_is_not_called_the_limit_unless_the
     found = diagnose(short)
     assert found.measured.workers.lack_cores and found.bound is None
     assert "--legs tells how fast it is with data for free" in found.headline
+    apart = [Leg(name="cached", samples_per_s=[310.0, 20.0]), Leg(name="normal", samples_per_s=[300.0, 301.0])]
+    assert "--legs on a quiet machine tells" in diagnose(replace(short, legs=apart)).headline
+    inline = made(wait_s=0.005, compute_s=0.1, workers=0, cores=2, stages={"decode": 0.00015}, trainer_cpu_s=0.003)
+    workers = [
+        replace(one, stages_delay_s={name: 0.4 * s for name, s in one.stages.items()}) for one in inline.workers
+    ]
+    assert diagnose(replace(inline, workers=workers)).bound == "compute"
     free = [Leg(name="cached", samples_per_s=[310.0, 312.0, 311.0])]
     assert diagnose(replace(short, legs=free)).bound == "compute"
     assert diagnose(seen).bound == "compute"

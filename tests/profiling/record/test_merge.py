@@ -168,8 +168,9 @@ def test_ranks_that_were_not_seen_are_said_and_are_not_in_the_model(
     """The other ranks run on other machines."""
     monkeypatch.setenv("WORLD_SIZE", "8")
     origin = time.perf_counter()
-    looped(tmp_path, pid=7, batches=12)
-    looped(tmp_path, pid=11, batches=12, rank=1)
+    for rank, pid in enumerate((7, 11)):
+        monkeypatch.setenv("RANK", str(rank))
+        looped(tmp_path, pid=pid, batches=12, rank=rank)
     seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"])
     assert seen.compute.world_size == 2
     assert "2 of 8 ranks were seen: rates and predictions are of these" in seen.notes

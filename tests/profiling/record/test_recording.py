@@ -82,6 +82,7 @@ def test_fields_of_a_later_minor_are_ignored() -> None:
             '{"script": {"argv": []}, "version": 2, "trials": [{"codec": "jpeg", "prepare_cpu_s_per_sample": -1}]}',
             "is -1",
         ),
+        ('{"script": {"argv": []}, "version": 2, "host": {"shared_memory_bytes": "64 MB"}}', "shared_memory_bytes"),
         ("[" * 100_000, "is not JSON"),
     ],
 )

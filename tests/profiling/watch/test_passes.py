@@ -135,6 +135,20 @@ def test_batches_that_a_step_draws_one_by_one_and_trains_on_are_no_evaluation() 
     assert not any(step.pause_s for step in seen.recording.steps)
 
 
+def test_many_batches_that_every_step_draws_and_trains_on_at_once_are_no_evaluation() -> None:
+    """As from a replay buffer, or of unlabelled pictures."""
+    training = Training()
+    with Profile(resources=False) as seen:
+        more = iter(DataLoader(Slow(1000), batch_size=8))
+        for batch in DataLoader(data(160), batch_size=8):
+            for _ in range(4):
+                next(more)
+            training.step(batch)
+    train = [step for step in steps(seen.recording, "train") if step.loader == 1]
+    assert len(train) == 20
+    assert all(step.pause_s == 0 and step.wait_s > 0.05 for step in train[2:-1])
+
+
 def test_a_loop_that_was_begun_behind_a_batch_of_another_loader_is_watched_to_its_end() -> None:
     """Held-out batches are drawn before it and in it."""
     training, held_out = Training(), DataLoader(data(), batch_size=8)

@@ -9,6 +9,8 @@ from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.watch import stop
 from feedline.profiling.watch.stop import HELD_S, LONGEST_S, Steadiness, StopRule
 
+TRAINS, HELPS = ({"loaders": loaders, "optimizer_steps": 0} for loaders in ([{"id": 0}], []))
+
 
 def watched_s(durations: list[float], pause_s: float = 0.0) -> float | None:
     """Seconds until it is steady, for steps of 10 samples; None if never."""
@@ -47,7 +49,7 @@ def test_ranks_leave_at_the_same_step_whoever_is_ahead(tmp_path: Path, config: S
     """A hundred steps a second; the second rank began half a second later."""
     journal = Journal(tmp_path)
     for rank in range(2):
-        journal.write(f"trainer-{rank}", {})
+        journal.write(f"trainer-{rank}", TRAINS)
     rules = [StopRule(config, journal) for _ in range(2)]
     left: dict[int, int] = {}
     for step in range(20_000):
@@ -78,10 +80,24 @@ def test_ranks_of_several_machines_are_refused_what_all_must_agree_on(
     monkeypatch.setattr(stop, "MEET_S", 0.1)
     journal = Journal(tmp_path)
     for rank in (2, 3):
-        journal.write(f"trainer-{rank}", {})
+        journal.write(f"trainer-{rank}", TRAINS)
+    journal.write("trainer-helper", HELPS)
     rule = StopRule(config, journal)
     seen = [rule.reached(step / 100, steps=step, ranks=4, rank=2, held=False) for step in range(6)]
     assert seen == [None, None, None, reason, None, None]
+
+
+def test_ranks_that_are_not_there_yet_are_none_of_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one evaluates, and they wait for it; or the launcher says that all are here."""
+    monkeypatch.setattr(stop, "MEET_S", 0.1)
+    rules = [StopRule(StudyConfig(seconds=9.0), Journal(tmp_path)) for _ in range(2)]
+    alone = {"ranks": 2, "rank": 0, "held": False}
+    assert not any(rules[0].reached(step / 100, steps=step, trained=False, **alone) for step in range(9))
+    assert "apart" in [rules[0].reached(step / 100, steps=step, **alone) for step in range(9)]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert not any(rules[1].reached(step / 100, steps=step, **alone) for step in range(9))
 
 
 def test_a_diagnostic_run_ends_with_a_pass_but_not_too_soon() -> None:

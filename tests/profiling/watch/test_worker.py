@@ -68,7 +68,7 @@ def test_sending_is_what_the_thread_of_the_workers_own_queue_does() -> None:
         for _ in loader:
             pass
     (worker,) = seen.recording.workers
-    assert worker.stages["send"] > worker.stages["idle"]
+    assert worker.stages["send"] > 0.1  # of 0.48 s
 
 
 class Boxes(Dataset[Any]):

@@ -97,10 +97,16 @@ def test_making_floats_of_uint8_costs_a_model_on_the_cpu_time() -> None:
         assert (found.gain > 1.0) == gains
 
 
+EACH = [f"{number}.npz" for number in range(512)]
+
+
 def test_an_archive_opened_for_every_sample_is_to_be_opened_once() -> None:
     stages = {"read": 0.03, "decode": 0.002}
     found = of_family("stage", stages, functions={"read zipfile.py:ZipFile._RealGetContents:1428": 9.0})
     assert (found.remedy, found.target, found.at_most) == ("cheaper read", "read", True)
     assert found.gain > 5 and "worker_init_fn" in found.command
+    seen = made(wait_s=0.08, compute_s=0.01, cores=2, stages=stages, sample_paths=EACH)  # one for each sample
+    assert not any(one.target == "read" and one.family == "stage"
+                   for one in found_in(seen, functions={"read npyio.py:ZipFile.__init__:9": 9.0}))  # fmt: skip
     with pytest.raises(StopIteration):  # what reads files is a matter of storage
         of_family("stage", stages, functions={"read data.py:Photos.__getitem__:12": 9.0})
