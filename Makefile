@@ -1,15 +1,16 @@
 # make demo   set-up, then the whole story on a synthetic ImageNet
-# make test   set-up, then every test
+# make test   set-up, then every test but the slow ones
 # GPU_KIT     more arguments of make gpu-kit, e.g. GPU_KIT="--python 3.11" for a machine that has another Python than 3.12
 # PAGES       which pages make docs-test tries, e.g. PAGES=sweeps; else all
 # COLLECTION  more arguments of make test-frameworks, e.g. COLLECTION="--only torch_own_generator --runs 1"
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs docs-test bench wheel gpu-kit test-matrix test-frameworks pins licences audit clean
+.PHONY: help setup demo test lint docs docs-test bench wheel gpu-kit test-slow test-matrix test-frameworks pins licences audit clean
 
 help:
 	@echo "make demo   set-up, then profile, prepare, train and the ladder on a synthetic ImageNet"
-	@echo "make test   set-up, then every test      make lint   ruff and pyright"
+	@echo "make test   set-up, then every test but the slow ones      make test-slow   those of 7 s and more"
+	@echo "make lint   ruff and pyright"
 	@echo "make docs   the site, in docs/_build      make docs-test   also run its blocks of code and follow its links"
 	@echo "make test-matrix   the tests under every Python from 3.11 on that is here, without Pillow-SIMD and Java"
 	@echo "make test-frameworks   profile the collection of training scripts (hours; goes on where it was ended)"
@@ -34,8 +35,8 @@ wheel: .venv/.ready
 demo: .venv/.ready-kernel
 	.venv/bin/feedline demo
 
-test: .venv/.ready-tests
-	.venv/bin/pytest -n 2 --dist worksteal || { \
+test test-slow: .venv/.ready-tests
+	.venv/bin/pytest -n 2 --dist worksteal -m $(if $(filter test-slow,$@),slow,"not slow") || { \
 		echo "again, alone, what has just failed: a test that fails twice fails the build, one that fails once is a bug to file"; \
 		.venv/bin/pytest --last-failed --last-failed-no-failures none; }
 

@@ -70,7 +70,8 @@ def options_like(
     if dataloader.pin_memory:
         options["pin_memory"] = True
     options |= _order(batches.sampler, len(dataset), dataloader.generator) | _place(batches.sampler, given)
-    options |= _end(batches.drop_last, which_rank(options["rank"], options["world_size"])[1])
+    ranks = which_rank(options["rank"], options["world_size"])[1]
+    options |= _end(batches.drop_last, ranks, given.get("policy"))
     return options | _Recipe(_flatten(dataset.transform)).options(try_steps=try_steps) | dict(given)
 
 
@@ -153,9 +154,10 @@ def _place(sampler: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"rank": 0, "world_size": 1}
 
 
-def _end(drop_last: bool, ranks: int) -> dict[str, Any]:
-    """What becomes of the last batch: several ranks share it, as a DistributedSampler has it."""
-    if drop_last:
+def _end(drop_last: bool, ranks: int, asked: str | None) -> dict[str, Any]:
+    """What becomes of the last batch: several ranks share it, as a DistributedSampler has it. Of a padded one without
+    its padding some would have nothing."""
+    if drop_last or (asked == "pad" and ranks > 1):
         return {"policy": "drop", "short_last_batch": False}
     return {"policy": "wrap" if ranks > 1 else "pad", "short_last_batch": True}
 

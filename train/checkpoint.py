@@ -26,6 +26,7 @@ from feedline.train.distributed import is_restart, may_restart, short_line
 FORMAT = "feedline-checkpoint"
 VERSION = 1
 BEST = "best.pt"
+WENT_BACK = ".went-back"
 MOST_BYTES = 64 << 30
 """What is larger is no checkpoint of these models, or has no end."""
 
@@ -77,19 +78,28 @@ class Checkpoints:
     def go_on_from(self, resume: Resume) -> list[str]:
         """Removes what lies beyond a checkpoint of this run's own: it is of a line that goes on no more; so is the
         best, if it came later. Returns notes. Raises CheckpointError when the disk refuses."""
+        if not self.owns(resume.where):
+            return []
         step = resume.state["progress"]["step"]
         left = [where for number, where in self._numbered("step-").items() if number > step]
-        if not left or not self.owns(resume.where):
-            return []
         try:
+            write_atomically(self.folder / WENT_BACK, resume.where.name.encode())
+            if not left:
+                return []
             with suppress(CheckpointError):  # it is damaged, or there is none
                 if read(self.folder / BEST)["progress"]["step"] > step:
                     (self.folder / BEST).unlink()
             for where in left:
                 where.unlink(missing_ok=True)
         except OSError as error:
-            raise CheckpointError(f"cannot remove a checkpoint of {self.folder}: {error.strerror}") from error
+            raise CheckpointError(f"cannot go back in {self.folder}: {error.strerror}") from error
         return [f"went back to step {step}: removed {', '.join(where.name for where in left)}"]
+
+    def _went_back_to(self) -> str:
+        """The checkpoint that this run went on from last."""
+        with suppress(OSError):
+            return (self.folder / WENT_BACK).read_text()
+        return ""
 
     def _numbered(self, kind: str) -> dict[int, Where]:
         """The smallest number first."""
@@ -120,10 +130,12 @@ class Checkpoints:
         """What `--resume` means; None: from the start. Raises CheckpointError, or UsageError where a run would be
         overwritten."""
         if asked not in (None, "auto"):
-            own = self.owns(Path(asked))
-            # the next attempt goes on where the one before was, and not back to the file
-            if (is_restart() or (may_restart() and not own)) and (again := self.newest_good()):
-                return again
+            own, again = self.owns(Path(asked)), is_restart()
+            # the next attempt goes on where the one before was, and not back to the file once it has been there
+            if own:
+                again = again and self._went_back_to() == Path(asked).name
+            if (again or (may_restart() and not own)) and (newest := self.newest_good()):
+                return newest
             found = Resume(read(Path(asked)), Path(asked), [])
             if self.steps() and not own:
                 raise UsageError(f"{self.run} already holds another run: add --resume auto, or name another --run")

@@ -33,6 +33,7 @@ from feedline.preprocess.sources.tar_headers import BLOCK_BYTES, reader, walk
 
 CLASS_TARS_PER_TASK = 16
 WNID_TAR = re.compile(r"n\d{8}\.tar")
+BOTH_FORMS = "holds class tars and class folders: keep one form of all classes"
 LIKE_A_TAR = re.compile(r"\.(tar|tgz|zip)(\.|$)")
 TRAIN = "ILSVRC2012_img_train.tar"
 VAL = "ILSVRC2012_img_val.tar"
@@ -223,6 +224,9 @@ def local_places(where: Path) -> dict[str, Place]:
     places = {split: place for split in ("train", "val") if (place := split_place(where, split)) is not None}
     if any(WNID_TAR.fullmatch(entry.name) for entry in where.iterdir()):
         other = places.get("train")
+        folders = {f"{name}.tar" for name in class_folders(where)}
+        if any(WNID_TAR.fullmatch(name) and not (where / name).exists() for name in folders):
+            raise UsageError(f"{where} {BOTH_FORMS}")
         if other is not None and other.form != "archive":
             raise UsageError(f"{where} holds class tars, and {other.path} is train too: keep one of the two")
         if other is None:  # the archive holds them all
@@ -243,7 +247,7 @@ def refuse_lost(where: Path, places: Mapping[str, Place], options: SourceOptions
     train = places.get("train")
     folder = Path(train.path) if train is not None and train.form == "class tars" else where
     if options.wants("train") and any(WNID_TAR.fullmatch(entry.name) for entry in folder.iterdir()):
-        taken = {place.path for place in places.values()}
+        taken = {*(place.path for place in places.values()), *map(str, named_as(where, "val"))}
         for tar in sorted(entry for entry in folder.iterdir() if LIKE_A_TAR.search(entry.name.lower())):
             known = WNID_TAR.fullmatch(tar.name) or tar.name.startswith("ILSVRC2012_") or "devkit" in tar.name
             if not known and str(tar) not in taken and not tar.name.startswith("."):
@@ -294,7 +298,7 @@ def place_at(entry: Path, split: str) -> Place | None:
     )
     folders = {*class_folders(entry)}
     if tars and not folders <= tars:  # a class may be half unpacked
-        raise UsageError(f"{entry} holds class tars and class folders: keep one form of all classes")
+        raise UsageError(f"{entry} {BOTH_FORMS}")
     if tars:
         return Place("class tars", str(entry))
     if folders:

@@ -62,6 +62,8 @@ def name_under(base: str, name: str) -> str:
     top, path = (PurePosixPath(re.sub(r"^[\w+.-]+://+", "", text)) for text in (base, name))
     if path == top:
         return path.name
+    if not top.parts:  # a pattern in the current folder
+        return str(path)
     for gone in range(len(top.parts)):  # a host, or what names one, may be missing or stand in other words
         rest = top.parts[gone:]
         for first in (0, 1):

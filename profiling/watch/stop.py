@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from feedline.profiling.record.journal import Journal, StudyConfig
 
@@ -66,11 +66,6 @@ def is_steady(rates: Sequence[float]) -> bool:
     return mean > 0 and deviation / math.sqrt(count) < ERROR * mean
 
 
-def trains(about: dict[str, Any]) -> bool:
-    """Whether that process has begun a loop, as far as it has said."""
-    return bool(about["loaders"] or about["optimizer_steps"])
-
-
 class StopRule:
     def __init__(self, config: StudyConfig, journal: Journal) -> None:
         self.steadiness = Steadiness()
@@ -97,7 +92,7 @@ class StopRule:
         if os.environ.get("LOCAL_WORLD_SIZE") == str(ranks):
             return False
         until = time.monotonic() + MEET_S
-        while (here := len([one for one in self._journal.all("trainer-") if trains(one)])) < ranks:
+        while (here := sum(one["ended_by"] is None for one in self._journal.all("trainer-"))) < ranks:
             if time.monotonic() > until:
                 self._journal.write("apart", {"here": here, "ranks": ranks})
                 return True

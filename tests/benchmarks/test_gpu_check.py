@@ -204,6 +204,7 @@ def test_shards_that_fit_the_images_are_found_or_missed_by_name(shards: Path, tm
         find_splits(tmp_path, (64,), "cpu")
 
 
+@pytest.mark.slow
 def test_the_verb_measures_for_real(shards: Path, tmp_path: Path) -> None:
     words = ["gpu-check", str(shards), "--device", "cpu", "--model", "small_cnn", "--image-size", "32"]
     words += ["--batch-size", "8", "--num-workers", "1", "--window", "0.2", "--rounds", "1"]

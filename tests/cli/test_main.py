@@ -184,6 +184,7 @@ def test_doctor_writes_what_it_prints(feedline: Commands, tmp_path: Path) -> Non
     assert {"kernel", "torch", "cuda", "nvml", "java", "spark", "cores", "shared_memory_bytes"} <= set(record)
 
 
+@pytest.mark.slow
 def test_doctor_measures_the_storage_under_a_dataset(feedline: Commands, tmp_path: Path) -> None:
     tiny_split.write(tmp_path / "OUT" / "train", 48, 3)
     done = feedline("doctor", str(tmp_path / "OUT"), "--json", str(tmp_path / "doctor.json"))

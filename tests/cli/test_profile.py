@@ -139,6 +139,7 @@ StudyConfig.__init__.__kwdefaults__ |= {"line_steps": 10**9, "window_s": 10**9}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "send", "part", "how"),
     [
@@ -264,6 +265,7 @@ raise ValueError("at the end")
 """
 
 
+@pytest.mark.slow
 def test_a_failing_script_has_the_last_word_but_two_lines(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FAILING)
     command = [sys.executable, "-c", "from feedline.cli.main import run; run()"]

@@ -35,6 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_study_ends_with_its_record_page_and_table_and_is_not_done_twice(run: Path, tmp_path: Path) -> None:
     words = ["prune", str(run), "--keep", "0.5,0.001", "--rewind", "1", "--per-layer", "--study", str(tmp_path / "S")]
     for _ in range(2):

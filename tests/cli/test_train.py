@@ -3,6 +3,8 @@
 import shlex
 from pathlib import Path
 
+import pytest
+
 from tests.commands import Commands
 from tests.train.conftest import PX, write_dataset
 
@@ -17,6 +19,7 @@ Terminal.__call__ = call
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_one_says_what_goes_on_with_it(feedline: Commands, tmp_path: Path) -> None:
     """The folder that it made up is in the words, and they are the ones to add."""
     write_dataset(tmp_path / "OUT")
@@ -31,6 +34,7 @@ def test_an_interrupted_one_says_what_goes_on_with_it(feedline: Commands, tmp_pa
     assert list((tmp_path / "runs").iterdir()) == [run]
 
 
+@pytest.mark.slow
 def test_of_another_run_s_checkpoint_there_is_nothing_to_go_on_with_yet(feedline: Commands, tmp_path: Path) -> None:
     write_dataset(tmp_path / "OUT")
     words = f"train OUT --model small_cnn --image-size {PX} --batch-size 32 --epochs 1 --num-workers 0".split()

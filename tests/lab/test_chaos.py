@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CARELESS = """
 import random, sys, time
 from pathlib import Path
@@ -41,6 +43,7 @@ def test_struck_writers_leave_all_or_nothing_and_do_it_again(tmp_path: Path) -> 
     assert record["injected"] == record["survived"] == 4 * len(subjects)
 
 
+@pytest.mark.slow
 def test_loaders_deliver_what_was_planned_whatever_dies_or_lies(tmp_path: Path) -> None:
     record = chaos(tmp_path / "chaos.json", "loader", "storage", "--faults", "4")
     assert record["injected"] == record["survived"] == 8

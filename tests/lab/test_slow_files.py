@@ -165,6 +165,7 @@ for batch in DataLoader(Files(sys.argv[1]), batch_size=4, shuffle=True, num_work
 """
 
 
+@pytest.mark.slow
 def test_a_profile_of_a_script_that_reads_cold_files_says_so(mount: Mount, tmp_path: Path) -> None:
     """Each file takes some requests of 20 ms, so the loop runs no faster than that on any machine."""
     files, script = tmp_path / "files", tmp_path / "train.py"

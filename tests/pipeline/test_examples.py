@@ -24,6 +24,7 @@ def where(said: str) -> tuple[int, int, int]:
     return int(epoch), int(samples), int(steps)
 
 
+@pytest.mark.slow
 def test_the_plain_loop_stops_and_goes_on(split: Path, tmp_path: Path) -> None:
     command = [EXAMPLES / "plain_torch.py", split, "--batch-size", "8", "--image-size", "32", "--num-workers", "1",
                "--checkpoint", tmp_path / "run.pt"]  # fmt: skip
@@ -31,6 +32,7 @@ def test_the_plain_loop_stops_and_goes_on(split: Path, tmp_path: Path) -> None:
     assert where(run(*command)) == (2, 0, 8 + 5)
 
 
+@pytest.mark.slow
 def test_the_plain_loop_goes_on_behind_an_epoch_s_last_batch(split: Path, tmp_path: Path) -> None:
     command = [EXAMPLES / "plain_torch.py", split, "--batch-size", "8", "--image-size", "32", "--num-workers", "0",
                "--checkpoint", tmp_path / "run.pt"]  # fmt: skip
@@ -38,6 +40,7 @@ def test_the_plain_loop_goes_on_behind_an_epoch_s_last_batch(split: Path, tmp_pa
     assert where(run(*command)) == (2, 0, 8)
 
 
+@pytest.mark.slow
 def test_lightning_saves_and_restores_the_loaders_place(split: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     command = [EXAMPLES / "with_lightning.py", split, "--batch-size", "8", "--image-size", "32", "--num-workers", "1"]

@@ -307,6 +307,8 @@ def test_every_rank_of_a_distributed_sampler_has_as_many_batches_of_as_many_samp
             sizes.append([len(labels_N) for _, labels_N in batches])
             assert len(batches) == len(theirs)
             seen.update(image.numpy().tobytes() for images, _ in batches for image in images)
+            padded = Loader.like(theirs, split, num_workers=0, policy="pad")
+            assert drop_last or all(len(labels_N) == 10 for _, labels_N in padded)
         each = -(-60 // ranks)
         assert all(one == sizes[0] for one in sizes)
         if not drop_last:

@@ -237,6 +237,7 @@ noisy.close()
     assert (process.returncode, errors) == (0, "")
 
 
+@pytest.mark.slow
 def test_starts_and_ends_at_random_moments_leave_the_process_table_as_it_was(split: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(then=FOREVER))

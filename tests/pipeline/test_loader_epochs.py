@@ -116,6 +116,7 @@ STEPS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(STEPS, min_size=3, max_size=8), st.sampled_from(["drop", "pad", "wrap"]), st.integers(1, 3))
 def test_whatever_is_guessed_the_batches_are_those_of_a_loader_that_makes_none_ahead(

@@ -75,6 +75,7 @@ class Slowed:
             self._end.wait(0.02)
 
 
+@pytest.mark.slow
 def test_a_slow_executor_is_overtaken_and_no_byte_changes(
     source: Path, calm: dict[str, str], cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_the_number_of_cores_changes_no_byte(
     source: Path, calm: dict[str, str], tmp_path: Path, scratch: Path
 ) -> None:
@@ -40,6 +41,7 @@ def test_the_number_of_cores_changes_no_byte(
     assert len(done.stderr.splitlines()) <= 2  # Spark's own chatter is not shown
 
 
+@pytest.mark.slow
 def test_processes_write_what_spark_writes(odd_ilsvrc: Path, tmp_path: Path) -> None:
     outputs = [word for form in ("48:jpeg", "32:raw:square", "40:planes", "keep") for word in ("--output", form)]
     for engine in ("spark", "processes"):
@@ -49,6 +51,7 @@ def test_processes_write_what_spark_writes(odd_ilsvrc: Path, tmp_path: Path) -> 
     assert len(list((tmp_path / "spark").glob("*/*/manifest.json"))) == 8
 
 
+@pytest.mark.slow
 def test_killing_the_driver_leaves_no_process_and_a_rerun_finishes(
     source: Path, calm: dict[str, str], tmp_path: Path, scratch: Path
 ) -> None:
@@ -66,6 +69,7 @@ def test_killing_the_driver_leaves_no_process_and_a_rerun_finishes(
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.slow
 def test_killing_the_jvm_is_one_line_and_processes_finish_the_job(
     source: Path, calm: dict[str, str], tmp_path: Path, scratch: Path
 ) -> None:
@@ -83,6 +87,7 @@ def test_killing_the_jvm_is_one_line_and_processes_finish_the_job(
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.slow
 def test_killing_a_python_worker_is_survived(
     source: Path, calm: dict[str, str], tmp_path: Path, scratch: Path
 ) -> None:
@@ -95,6 +100,7 @@ def test_killing_a_python_worker_is_survived(
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_running_and_nothing_final(source: Path, tmp_path: Path, scratch: Path) -> None:
     started = Started(source, tmp_path / "out", "--master", "local[2]")
     started.until_receipts()
@@ -145,6 +151,7 @@ def hold_spark_submit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASH_ENV", str(folder / "hold.sh"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_signal_while_spark_starts_leaves_nothing(
     source: Path, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -164,6 +171,7 @@ def test_a_signal_while_spark_starts_leaves_nothing(
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.slow
 def test_spark_submit_runs_the_same_job(
     source: Path, calm: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ranks_of_spawned_processes_are_told_apart(tmp_path: Path) -> None:
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
@@ -190,6 +191,7 @@ def caught(folder: Path, text: str) -> StudyConfig:
     return StudyConfig(argv=[str(script), str(folder / "saved")], steps=20)
 
 
+@pytest.mark.slow
 def test_a_script_that_takes_long_to_end_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "LEAVE_S", 1.0)
     text = "try:\n    train()\nfinally:\n    time.sleep(4)\n    pathlib.Path(sys.argv[1]).touch()\n"
@@ -241,7 +243,8 @@ def test_ranks_on_other_machines_are_refused_what_they_would_hang_in(
     """As under `srun`, where each rank has a profiler of its own."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    config = replace(caught(tmp_path, "train()\n"), steps=None)
+    text = "from feedline.profiling.watch import stop\nstop.MEET_S = 0.5\ntrain()\n"
+    config = replace(caught(tmp_path, text), steps=None)
     with pytest.raises(UsageError, match=r"1 of 2 ranks run on this machine, .* give --steps"):
         study(replace(config, **options))
 
@@ -286,6 +289,7 @@ def test_a_worker_that_is_killed_has_told_what_it_did(tmp_path: Path) -> None:
     assert any("killed" in note for note in done.recording.notes)
 
 
+@pytest.mark.slow
 def test_ranks_under_torchrun_are_merged() -> None:
     argv = ["torchrun", "--nproc-per-node", "2", str(SCRIPTS / "ddp.py")]
     done = study(StudyConfig(argv=argv, steps=40))
@@ -297,6 +301,7 @@ def test_ranks_under_torchrun_are_merged() -> None:
     assert {worker.rank for worker in done.recording.workers} == {0, 1}
 
 
+@pytest.mark.slow
 def test_an_image_folder_and_mobilenet(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     image = pytest.importorskip("PIL.Image")

@@ -22,7 +22,7 @@ def save(checkpoints: Checkpoints, step: int, *more: str, keep_last: int = 9) ->
 
 
 def names(checkpoints: Checkpoints) -> list[str]:
-    return sorted(path.name for path in checkpoints.folder.iterdir())
+    return sorted(path.name for path in checkpoints.folder.iterdir() if path.name != checkpoint.WENT_BACK)
 
 
 def some_bytes() -> bytes:
@@ -139,6 +139,22 @@ def test_a_restart_by_torchrun_goes_on_where_the_run_was_and_not_back_to_the_fil
             save(run, 5)
         found = run.to_resume(str(file))
         assert found is not None and found.state["progress"]["step"] == step
+
+
+def test_a_restart_goes_on_only_where_going_back_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that was requeued once says so for the rest of its life."""
+    run = Checkpoints(tmp_path / "run")
+    for step in (2, 4, 6):
+        save(run, step)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    file = str(run.folder / checkpoint.step_name(2))
+    for _ in range(2):
+        found = run.to_resume(file)
+        assert found is not None and found.state["progress"]["step"] == 2
+    run.go_on_from(found)
+    save(run, 3)
+    again = run.to_resume(file)
+    assert again is not None and again.state["progress"]["step"] == 3
 
 
 @pytest.mark.parametrize("name, value", [("TORCHELASTIC_MAX_RESTARTS", "3"), ("SLURM_RESTART_COUNT", "1")])

@@ -26,6 +26,7 @@ def test_both_doors_write_the_record_and_the_curves(dataset: Path, tmp_path: Pat
     assert record["verb"] == record["argv"][0] == "train" and record["epochs"][0]["samples"] == 96
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
     "words", [("OUT", "--modle", "x"), ("OUT", "--epochs", "0"), ("OUT", "--model", "no_such_net"), ("no/where",)]

@@ -44,6 +44,7 @@ def full_mask(path: Path, state: checkpoint.State) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_with_a_full_mask_it_is_the_uninterrupted_run(

@@ -291,7 +291,8 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     worker_s = preparing.even_s * preparing.slow.factor if preparing.slow else preparing.alone_s
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
         worker_s = max(0.0, ranks / rates.now.value - trainer.step_s)
-    if count and not preparing.each and trainer.shares.data >= DATA_BOUND:  # workers of a kind that nobody looks at
+    unlooked = count and not preparing.each and not preparing.alone_s
+    if unlooked and trainer.shares.data >= DATA_BOUND:  # they are what the loop waits for
         worker_s = ranks * count / rates.now.value
     worker_cpu_s = preparing.cpu_s or 0.0
     if worker_cpu_s < THREADS * worker_s:  # more is that of a worker's threads; a little more is noise

@@ -70,7 +70,8 @@ class Cure(NamedTuple):
 
 CURES = {
     "read": Cure("stage", "cheaper read", "an archive opened once in each worker, not for each sample",
-                 "DataLoader(…, worker_init_fn=open_one)  # and __getitem__ reads from what it opened", 0),
+                 "DataLoader(…, worker_init_fn=open_one)  # and __getitem__ reads from what it opened", 0,
+                 needs="an archive that holds many samples"),
     "decode": Cure("stage", "cheaper decode", "decode smaller pictures",
                    'image.draft("RGB", (PX, PX))  # before image.convert("RGB")',
                    HALF, "crops are cut out of smaller pictures", "JPEGs much larger than what is cropped"),
@@ -149,9 +150,12 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
 
 
 def _one_each(at: Situation) -> bool:
-    """Whether each sample is an archive of its own: none can be kept open for another."""
-    archives = sum(path.endswith(ARCHIVES) for path in at.recording.sample_paths)
-    return archives > 0.5 * min(at.measured.workers.samples or math.inf, MOST_PATHS)
+    """Whether each sample is an archive of its own, as far as the files tell that were seen to be opened: none can be
+    kept open for another."""
+    paths, samples = at.recording.sample_paths, at.measured.workers.samples or math.inf
+    whole = samples > MOST_PATHS  # then so many archives may be those of the whole set, each of many samples
+    archives = sum(path.endswith(".npz" if whole else ARCHIVES) for path in paths)
+    return archives > (0.5 if whole else 0.9) * min(samples, MOST_PATHS)
 
 
 def _cheaper(at: Situation, stage: str) -> Change:

@@ -14,6 +14,7 @@ from tests.train.conftest import PX, write_dataset
 TICKET = "keep0.1-rewind1-seed0"
 
 
+@pytest.mark.slow
 def test_a_broken_promise_is_named_with_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset, out = write_dataset(tmp_path / "OUT"), tmp_path / "lottery.json"
     words = ["--keep", "0.1", "--rewind", "1", "--seeds", "1", "--jobs", "1", "--epochs", "2", "--image-size", PX,

@@ -101,6 +101,7 @@ def test_a_killed_fork_is_an_error_and_the_next_window_works(bench: Bench, scrip
     assert bench.measure(subject(script)).samples > 0
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_one_line_and_the_next_window_works(script: Path) -> None:
     with Bench() as bench:
         bench.measure(subject(script))

@@ -457,8 +457,17 @@ def test_a_class_half_unpacked(tiny_ilsvrc: Path, tmp_path: Path) -> None:
     folders = class_folders(tiny_ilsvrc, source / "train")
     shutil.copy(last, folders / last.name)
     next((folders / last.stem).iterdir()).unlink()
-    with pytest.raises(UsageError, match="holds class tars and class folders"):
-        open_source(str(source))
+    for place in (source, folders):
+        with pytest.raises(UsageError, match="holds class tars and class folders"):
+            open_source(str(place))
+
+
+def test_another_split_beside_class_tars_may_be_left_out(tmp_path: Path) -> None:
+    write_tar(tmp_path / "n00000001.tar", [("x.JPEG", b"x")])
+    (tmp_path / "val.zip").write_bytes(b"PK")
+    with pytest.raises(UsageError, match="--source-option splits=train"):
+        open_source(str(tmp_path))
+    assert indexed(tmp_path, splits="train")
 
 
 @pytest.mark.parametrize("stranger", ["cat.tar", "n00000002.tar.gz", "n00000002.tar.part"])

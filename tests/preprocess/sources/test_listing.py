@@ -21,6 +21,8 @@ from tests.preprocess.raw import write_tar
         ("abfs://box@account.example/test/x", "abfs://box/test/x/train/a.tar", "train/a.tar"),
         ("s3://bucket/test", "s3://bucket/test/a.tar", "a.tar"),
         ("./test", "test/a.tar", "a.tar"),
+        ("", "val/2024/shards/0.tar", "val/2024/shards/0.tar"),
+        (".", "val/2024/shards/0.tar", "val/2024/shards/0.tar"),
         ("/d/val.tar", "/d/val.tar", "val.tar"),
     ],
 )

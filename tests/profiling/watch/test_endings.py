@@ -43,6 +43,7 @@ def profiled(argv: str, **options: Any) -> Recording:
         return run.recording
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDINGS)
 def test_every_step_is_in_the_recording(work: Path, name: str) -> None:
     found = profiled(ending(work, name, epochs=3))
@@ -136,6 +137,7 @@ ENDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDED)
 def test_only_a_worker_that_somebody_else_has_killed_is_called_killed(work: Path, end: str) -> None:
     argv = script(work, WORKERS.format(end=end))

@@ -9,7 +9,7 @@ from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.watch import stop
 from feedline.profiling.watch.stop import HELD_S, LONGEST_S, Steadiness, StopRule
 
-TRAINS, HELPS = ({"loaders": loaders, "optimizer_steps": 0} for loaders in ([{"id": 0}], []))
+TRAINS, HELPED = ({"ended_by": by} for by in (None, "itself"))
 
 
 def watched_s(durations: list[float], pause_s: float = 0.0) -> float | None:
@@ -81,7 +81,7 @@ def test_ranks_of_several_machines_are_refused_what_all_must_agree_on(
     journal = Journal(tmp_path)
     for rank in (2, 3):
         journal.write(f"trainer-{rank}", TRAINS)
-    journal.write("trainer-helper", HELPS)
+    journal.write("trainer-helper", HELPED)
     rule = StopRule(config, journal)
     seen = [rule.reached(step / 100, steps=step, ranks=4, rank=2, held=False) for step in range(6)]
     assert seen == [None, None, None, reason, None, None]

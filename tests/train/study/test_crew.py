@@ -66,6 +66,7 @@ def carry_out(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return run
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_its_task_only_and_a_task_that_fails_does_not_end_the_study(
     carry_out: Callable[..., Tasks],
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_killed_worker_loses_its_task_only_and_a_task_that_fails_does_not_end_
     assert "in do\n" in "".join(path.read_text() for path in (tasks.study / "logs").iterdir())  # where it failed
 
 
+@pytest.mark.slow
 def test_a_task_may_have_several_ranks(carry_out: Callable[..., Tasks]) -> None:
     rows = carry_out(CrewConfig(ranks=2), whole=True).told(5)
     assert [(row["state"], row["sum"], row["attempts"]) for row in rows] == [("complete", 2, 1)] * 5

@@ -116,6 +116,7 @@ def test_settings_with_which_no_trial_could_begin_leave_nothing(
         assert not options.study.exists()
 
 
+@pytest.mark.slow
 def test_killed_with_two_trials_under_way_and_continued(
     dataset: Path, plan: Callable[..., SweepConfig], tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ trainer.run(DataLoader(data, batch_size=8, num_workers=1), max_epochs=2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "text"),
     [("lightning.pytorch", LIGHTNING), ("accelerate", ACCELERATE), ("ignite", IGNITE)],
@@ -146,6 +147,7 @@ train()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "text", "window_s"),
     [

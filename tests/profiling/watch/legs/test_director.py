@@ -32,6 +32,7 @@ def test_legs_follow_the_verdicts_steps_and_nothing_runs_twice(work: Path) -> No
     assert (found.script.ended_by, len(found.steps), found.notes) == ("steps", 15, [])
 
 
+@pytest.mark.slow
 def test_without_steps_a_short_script_is_held_until_enough_was_seen(work: Path) -> None:
     argv = script(
         work,
@@ -47,6 +48,7 @@ def test_without_steps_a_short_script_is_held_until_enough_was_seen(work: Path) 
     assert found.seconds > 10
 
 
+@pytest.mark.slow
 def test_the_normal_leg_agrees_with_the_verdict(work: Path) -> None:
     """Waits are sleeps, so that neither depends much on who else computes here."""
     argv = script(
@@ -113,6 +115,7 @@ def test_passes_that_the_script_breaks_off_and_evaluations_between(work: Path, l
     assert not [note for note in found.notes if "legs" in note]
 
 
+@pytest.mark.slow
 def test_ranks_measure_together_and_leave_together() -> None:
     argv = ["torchrun", "--nproc-per-node", "2", str(SCRIPTS / "ddp.py")]
     found = seen(argv, steps=30, legs=("normal", "cached", "loader_only"), lines=True)

@@ -11,6 +11,7 @@ from tests.profiling.diagnostic_runs import SCRIPTS, hits, script, seen
 BATCH = 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_lines_of_workers_and_trainer_are_complete(method: str, tmp_path: Path) -> None:
     argv = [str(SCRIPTS / "toy.py"), "1", method, "96", str(tmp_path / "run")]

@@ -161,6 +161,7 @@ def test_legs_of_a_block_and_of_one_of_several_ranks_are_refused(monkeypatch: py
     with pytest.raises(UsageError, match=r"Profile\(legs=True\)\.run\(function\)"), Profile(legs=True):
         pass
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
     with pytest.raises(UsageError, match="one of several ranks"):
         Profile(legs=True).run(print)
 
