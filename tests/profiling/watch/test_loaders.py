@@ -187,4 +187,4 @@ def test_torchdatas_nodes(how: str, workers: int) -> None:
     assert any(worker.in_trainer for worker in found.recording.workers) is (workers == 0)
     assert found.recording.loaders[0].num_workers == workers
     told = [*found.verdict.evidence, *(one.why for one in found.predictions)]
-    assert any("prepares" in words for words in told) is (workers == 0)
+    assert any("prepares every batch itself" in words for words in told) is (workers == 0)
