@@ -295,9 +295,9 @@ class Capture:
             return None
         loop = self.loop
         own = loop.own is not None  # the first of its steps has opened a row, and closed none
-        trained, ranks = own or loop.any_trained, self.facts.world_size
-        steps = loop.train_steps + own if trained else self.optimizer_steps or loop.rows
-        trained = trained or self.optimizer_steps > 0
+        in_loop, ranks = own or loop.any_trained, self.facts.world_size
+        steps = loop.train_steps + own if in_loop else self.optimizer_steps or loop.rows
+        trained = in_loop or self.optimizer_steps > 0
         return self.stop.reached(now, steps=steps, ranks=ranks, rank=self.rank, held=held, trained=trained)
 
     def end_watch(self, reason: Reason) -> None:

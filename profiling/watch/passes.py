@@ -33,7 +33,6 @@ class Visit:
     before_s: float
     """What the pass had waited until then."""
     batches: int = 0
-    waited_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -143,6 +142,7 @@ class Loop:
         """The rows that have waited for the batch: its own, and those of passes beside it."""
         if to not in self._open:  # it has gone on after all
             self._open.append(to)
+        to.waited_s += now - to.asked
         others = [one for one in (*self._open, *filter(None, [self.own])) if one is not to]
         rows = [(row, one) for one in others if (row := one.row) is not None and to.entered < row.start_s]
         beside = [row for row, one in rows if one is not self.own]
@@ -152,12 +152,11 @@ class Loop:
             visit = self._visit(to, *max(rows, key=lambda pair: pair[0].start_s), now)
             if visit.batches == EVAL_BATCHES:
                 for row in beside:
-                    row.wait_s = max(0.0, row.wait_s - visit.waited_s)
+                    row.wait_s = max(0.0, row.wait_s - (to.waited_s - visit.before_s))
                 beside = []
         began = to.started if to.restart and not to.batches else to.asked
         to.row = self.current = StepRow(began, now - began, samples, size, to.loader, to.epoch)
         to.first_got = now if to.first_got is None else to.first_got
-        to.waited_s += now - to.asked
         to.samples += samples
         to.batches += 1
         return [to.row, *beside]
@@ -166,9 +165,8 @@ class Loop:
         """A batch more that it draws in a row that was begun later: with the third in it, it has come in."""
         visit = by.visit
         if visit is None or visit.row is not row:
-            visit = by.visit = Visit(row, by.asked, by.waited_s)
+            visit = by.visit = Visit(row, by.asked, by.waited_s - (now - by.asked))
         visit.batches += 1
-        visit.waited_s += now - by.asked
         if visit.batches == EVAL_BATCHES:
             by.outer, by.entered, by.trained = row, visit.since, False
             host.inner.append(by)
