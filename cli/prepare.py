@@ -62,8 +62,12 @@ def outputs(texts: list[str], picture: Settings) -> "tuple[Output, ...]":
     from feedline.preprocess.config import parse_output
     from feedline.preprocess.picture import Output
 
+    if not texts and picture["codec"] == "keep":
+        if (picture["size_px"], picture["resize"]) != (Output.size_px, Output.resize):
+            raise UsageError("--codec keep takes the files as they are: leave --size and --resize out")
+        return (parse_output("keep"),)
     if not texts:
-        return (parse_output("keep") if picture["codec"] == "keep" else Output(**picture),)
+        return (Output(**picture),)
     if (picture["size_px"], picture["codec"]) != (Output.size_px, Output.codec):
         raise UsageError("--size and --codec mean a single output: beside --output say SIZE:CODEC there")
     shared = {name: value for name, value in picture.items() if name not in ("size_px", "codec")}

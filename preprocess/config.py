@@ -98,6 +98,7 @@ def parse_output(text: str, **settings: Any) -> Output:
     if len(parts) == 3:
         check(parts[2] in RESIZES, f"resize {parts[2]!r} in output {text!r} is none of {', '.join(RESIZES)}")
         settings = settings | {"resize": parts[2]}
+    check(parts[1] != "keep", f"output {text!r}: keep takes the files as they are, without a size")
     settings |= {"size_px": int(parts[0]), "codec": parts[1]}
     return Output(**settings)
 

@@ -32,7 +32,7 @@ from feedline.preprocess.fingerprint import versions
 from feedline.preprocess.plan import checked, with_safe_names
 from feedline.preprocess.receipts import ROW, Rows, index_table
 from feedline.preprocess.sources.base import Classes, Columns, SourceOptions, check_used, parse_options
-from feedline.preprocess.sources.listing import SPLIT_NAMES, Listed, split_of
+from feedline.preprocess.sources.listing import SPLIT_NAMES, Listed, distinct, split_of
 from feedline.preprocess.sources.reading import Where, read_local
 from feedline.preprocess.sources.webdataset import ShardsSource, refuse_compressed
 
@@ -107,7 +107,9 @@ def tars_in(place: Path, options: SourceOptions) -> list[Listed]:
     splits = sorted({split or split_of(name) for name in names})
     if len(splits) > 1:
         raise UsageError(f"{place} holds shards of {', '.join(splits)}: give each split a folder of its own")
-    return [Listed(path=str(place / name), under=name, split=splits[0]) for name in names if options.wants(splits[0])]
+    return distinct(
+        Listed(path=str(place / name), under=name, split=splits[0]) for name in names if options.wants(splits[0])
+    )
 
 
 def index_folder(

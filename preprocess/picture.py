@@ -6,7 +6,7 @@ Pillow itself uses, so the resampler reads it in place, and the JPEG encoder rea
 no copy between libraries (each would cost about 75 µs of some 1,450). Whatever libjpeg-turbo will not turn into RGB
 (CMYK, PNG, damaged files) goes through Pillow, whose conversions are the reference.
 
-EXIF is ignored and not carried over; ICC profiles are dropped (`keep` keeps the whole file) and counted.
+EXIF is ignored (but for TIFF, which Pillow always turns upright) and not carried over; ICC profiles are dropped (`keep` keeps the whole file) and counted.
 """
 
 import io
@@ -23,7 +23,9 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import check_limits, limited
+from feedline.pipeline.codecs import jpeg
 from feedline.pipeline.codecs.base import Codec, Subsampling
+from feedline.pipeline.codecs.crop_jpeg import JpegError
 from feedline.pipeline.codecs.pillow import FORMATS, NAMES, lacking, loaded, words_of
 from feedline.pipeline.codecs.table import CODECS
 
@@ -179,6 +181,7 @@ class Preparer:
         try:
             simplejpeg.decode_jpeg(data, "RGBX", buffer=self._buffer)
         except ValueError:
+            refuse_damage(data)
             return None
         if colours == "Gray":
             self.notes["grey"] += 1
@@ -223,6 +226,16 @@ class Preparer:
             raise BadImage("unreadable", f"{width}x{height} pixels")
 
 
+def refuse_damage(data: bytes) -> None:
+    """Raises BadImage for what the loader would refuse, though Pillow reads it: it fills a picture that is damaged
+    within up with something, and says nothing."""
+    try:
+        jpeg.decode(data, "RGBX")
+    except JpegError as error:
+        if "Corrupt" in str(error):
+            raise BadImage("damaged", str(error)) from None
+
+
 def not_supported(words: str) -> BadImage:
     """What Pillow says of a part that it was built without, with what to install."""
     if not (package := lacking(words)):
@@ -232,7 +245,9 @@ def not_supported(words: str) -> BadImage:
 
 
 def turned(image: Image.Image, data: bytes) -> Image.Image:
-    """As EXIF orientation says; EXIF that cannot be parsed says nothing."""
+    """As EXIF orientation says; EXIF that cannot be parsed says nothing. Pillow has turned a TIFF already, always."""
+    if data[:4] in (b"II*\0", b"MM\0*"):
+        return image
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

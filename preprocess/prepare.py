@@ -5,13 +5,13 @@ folder either is a whole dataset or none. What replaces a finished dataset is ma
 """
 
 import json
-import math
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Container, Generator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.fingerprint import fingerprint, versions
 from feedline.preprocess.index_source import OnNote, gather, open_configured
-from feedline.preprocess.plan import ShardTask, SplitPlan, estimated_bytes, make_plan
+from feedline.preprocess.plan import ShardTask, SplitPlan, make_plan
 from feedline.preprocess.processes import ProcessEngine
 from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.sources.base import Source
+from feedline.preprocess.sources.listing import braces, is_pattern
 from feedline.preprocess.spark import SparkEngine, end_spark_of
 from feedline.preprocess.store import WORK, LocalStore, Store, open_store
 from feedline.preprocess.write_shard import Order, Outcome
@@ -130,10 +131,11 @@ class Preparation:
         }
         output.check_free(place, plan, overwrite=overwrite)
         done = output.finished(place, plan["folders"])
-        self.tried = quarantine.read_report(place) if retry else []
+        resumes = not overwrite and output.unfinished_plan(place) is not None  # perhaps a retry, asked for or not
+        self.tried = quarantine.read_report(place) if retry or resumes else []
         if not overwrite:
             output.check_formats(place, done, made_by.formats, retry)
-            if done and not self.tried and output.unfinished_plan(place) is None and output.is_whole(place, done):
+            if done and not self.tried and not resumes and output.is_whole(place, done):
                 output.end(place)
                 self.on_note("already prepared: nothing to do (--overwrite would do it again)")
                 there = commit.found(done)
@@ -142,7 +144,7 @@ class Preparation:
         self.mended: dict[tuple[str, int], dict[int, str]] = {}
         if self.tried:
             self.tried += quarantine.read_report(place, quarantine.MENDED)
-        for row in self.tried:
+        for row in self.tried if retry else ():
             self.mended.setdefault((row.split, row.shard), {})[row.position] = row.file
         for split in splits:
             counts = f"{count_of(len(split.rows_N), 'sample')} in {count_of(split.shards, 'shard')}"
@@ -151,7 +153,7 @@ class Preparation:
         if replaces:
             self.store = output.beside(place, plan)
             self.order = replace(self.order, address=self.store.address)
-            self._say_room()
+            self.on_note(f"the dataset in {place.address} stays until the new one is whole: there must be room for both")
         anew = overwrite and not (replaces and output.resumes(self.store, plan))
         output.begin(self.store, plan, self.order.run, anew=anew)
         try:
@@ -166,14 +168,6 @@ class Preparation:
         else:
             output.end(place)
         return report
-
-    def _say_room(self) -> None:
-        mean_bytes = float(np.maximum(self.plan.columns.lengths_N, 0).mean())
-        new_bytes = len(self.plan.columns) * sum(estimated_bytes(form, mean_bytes) for form in self.config.outputs)
-        self.on_note(
-            f"the dataset in {self.place.address} stays until the new one is whole: "
-            f"until then about {math.ceil(new_bytes / 2**20):,} MiB more are needed there"
-        )
 
     # --- writing and committing -----------------------------------------------------------------------
 
@@ -227,7 +221,7 @@ class Preparation:
             raise TooManyBad(
                 f"of {count_of(samples, 'sample')} {bad:,} cannot be used, more than --max-bad "
                 f"{DEFAULT_MAX_BAD if asked is None else asked:g} allows: look at "
-                f"{self.store.address}/{quarantine.REASONS}, then run again with a larger --max-bad to resume"
+                f"{(self.place if self.tried else self.store).address}/{quarantine.REASONS}, then run again with a larger --max-bad to resume"
             )
 
     def _say_what_is_bad(self) -> None:
@@ -235,7 +229,7 @@ class Preparation:
         rows that a retry has still to go by."""
         with suppress(OSError):  # what is to be said is that it is too much
             self._without_receipt()
-            before = quarantine.read_report(self.store) if self.config.retry_quarantine else []
+            before = quarantine.read_report(self.store) if self.tried else []
             bad = [row for _, receipt in sorted(self.receipts.items()) for row in receipt.quarantined]
             quarantine.write_report(self.store, bad, before)
 
@@ -304,10 +298,22 @@ def staging_folder(store: Store) -> Generator[Path]:
 def check_apart(config: PrepareConfig) -> None:
     """The output must not lie inside a source folder, nor the source where the output goes: it would be indexed, or
     wiped. What is in quarantine may be prepared on its own, elsewhere."""
-    places = [place.removeprefix("file://") for place in (config.source, config.out)]
-    if any("://" in place for place in places):
-        return
-    source, out = (Path(place).resolve() for place in places)
-    top = source.relative_to(out).parts[:1] if source.is_relative_to(out) else ("elsewhere",)
-    if (out.is_relative_to(source) and source.is_dir()) or not top or output.is_place_of_ours(top[0]):
+    source, out = (place.removeprefix("file://").rstrip("/") for place in (config.source, config.out))
+    if "://" in source + out:
+        inside, is_folder = out.startswith(f"{source}/") or out == source, True
+        top = source.removeprefix(f"{out}/").split("/")[:1] if source.startswith(f"{out}/") else ["elsewhere"]
+    else:
+        source, out = Path(source).resolve(), Path(out).resolve()
+        inside, is_folder = out.is_relative_to(source), source.is_dir()
+        top = source.relative_to(out).parts[:1] if source.is_relative_to(out) else ["elsewhere"]
+    meant = [place for word in top for place in ((word,) if not is_pattern(word) else PLACES) if fits(place, word)]
+    if (inside and is_folder) or not top or any(map(output.is_place_of_ours, meant)):
         raise UsageError(f"OUT {config.out} and SOURCE {config.source} lie in each other: choose another folder")
+
+
+PLACES = ("train", "val", "256-jpeg")
+"""Of our own, one of each kind that a pattern may mean."""
+
+
+def fits(place: str, pattern: str) -> bool:
+    return any(fnmatch(place, word) for word in braces(pattern))

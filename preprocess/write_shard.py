@@ -31,6 +31,7 @@ from feedline.preprocess.plan import ShardTask, is_staged, origins
 from feedline.preprocess.quarantine import QUARANTINE, Quarantined, file_name
 from feedline.preprocess.receipts import Receipt, Rows, receipt_name
 from feedline.preprocess.sources.reading import read_all
+from feedline.preprocess.sources.tar_headers import NO_BYTES
 from feedline.preprocess.store import WORK, open_store
 
 KEPT_BYTES = 32 << 20
@@ -193,8 +194,9 @@ class ShardJob:
             self.read_s += clock() - before
             self.bytes_in += len(data)
             try:
-                if position in task.troubles:
-                    raise BadImage(task.troubles[position])
+                trouble = task.troubles.get(position)
+                if trouble and not (trouble in NO_BYTES and position in task.mended):
+                    raise BadImage(trouble)
                 if crcs is not None and position not in task.mended and zlib.crc32(data) != crcs[position]:
                     raise BadImage("damaged", "its bytes are not those that the source's index knows (CRC-32)")
                 prepared = self.preparer(data)

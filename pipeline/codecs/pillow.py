@@ -37,7 +37,10 @@ FORMATS = (
     Format("TIFF", ".tif .tiff", rb"II\*\0|MM\0\*"),
     Format("PPM", ".ppm .pgm", rb"P[1-6]\s"),
 )
-_UNREAD = (Format("JPEG2000", ".jp2", rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51"),)
+_UNREAD = (
+    Format("JPEG2000", ".jp2", rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51"),
+    Format("HEIF", ".heic .heif .avif", rb".{4}ftyp(?:hei|hev|mif1|msf1|avi[fs])"),
+)
 """Photographs that are not opened: they are counted, not passed over."""
 NAMES = tuple(kind.name for kind in FORMATS)
 EXTENSIONS = tuple(" ".join(kind.extensions for kind in (*FORMATS, *_UNREAD)).split())

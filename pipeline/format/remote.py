@@ -14,9 +14,11 @@ ago (their modification time is set when they are needed), so that the bound hol
 shard open keeps reading it.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import threading
 import time
 from bisect import bisect_right
@@ -38,6 +40,8 @@ SILENCE_S = 20.0
 """A connection that says nothing for so long counts as failed."""
 FEW_OPEN = 16
 """Cached shards held open: an evicted one's space is free only when the last descriptor is."""
+LEFT_BYTES = 1 << 30
+"""Of the disk for other programs, or a twentieth of it where that is less."""
 FETCHING = 2
 """Shards that one process fetches at once."""
 
@@ -101,19 +105,34 @@ class Remote:
         self._stubbornly(shard.name, attempt)
 
     def _stubbornly(self, name: str, action: Callable[[], Result]) -> Result:
-        pause_s = FIRST_PAUSE_S
-        for attempt in range(1, TRIES + 1):
-            try:
-                return action()
-            except (FileNotFoundError, PermissionError) as error:
-                raise DatasetError(f"{self.address}/{name} is not there or may not be read") from error
-            except Exception as error:  # every transport has its own kinds
-                if attempt == TRIES:
-                    what = f"{self.address}/{name} failed {TRIES} times, at last: {first_line(error)}"
-                    raise DatasetError(what) from error
-                time.sleep(pause_s)
-                pause_s *= 2
-        raise AssertionError
+        try:
+            return stubbornly(action)
+        except (FileNotFoundError, PermissionError) as error:
+            raise DatasetError(f"{self.address}/{name} is not there or may not be read") from error
+        except Exception as error:  # every transport has its own kinds
+            if has_no_room(error):
+                raise DatasetError(f"{name} finds no room here: {first_line(error)}") from error
+            what = f"{self.address}/{name} failed {TRIES} times, at last: {first_line(error)}"
+            raise DatasetError(what) from error
+
+
+def stubbornly(action: Callable[[], Result]) -> Result:
+    """What fails is tried again, a little later each time. Raises what it failed with at last; at once what no waiting
+    mends."""
+    for attempt in range(TRIES):
+        try:
+            return action()
+        except (FileNotFoundError, PermissionError):
+            raise
+        except Exception as error:
+            if attempt == TRIES - 1 or has_no_room(error):
+                raise
+        time.sleep(FIRST_PAUSE_S * 2**attempt)
+    raise AssertionError
+
+
+def has_no_room(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class RemoteFiles(LocalFiles):
@@ -182,15 +201,17 @@ class ShardCache:
         where they would not fit beside what is being fetched: nothing is removed then."""
         with locked(self._folder.parent / ".lock"):
             promised = self._being_fetched()
-            if promised + size_bytes > self._most_bytes:
-                return False
             shards: list[tuple[int, int, Path]] = []
             for path in self._folder.parent.glob("*/*.tar"):
                 with suppress(FileNotFoundError):
                     shards.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-            used = promised + sum(size for _, size, _ in shards)
+            cached, disk = sum(size for _, size, _ in shards), shutil.disk_usage(self._folder)
+            most_bytes = min(self._most_bytes, cached + disk.free - min(LEFT_BYTES, disk.total // 20))
+            if promised + size_bytes > most_bytes:
+                return False
+            used = promised + cached
             for _, size, path in sorted(shards):
-                if used + size_bytes <= self._most_bytes:
+                if used + size_bytes <= most_bytes:
                     break
                 path.unlink(missing_ok=True)
                 used -= size
@@ -246,6 +267,8 @@ class Prefetcher:
         """`first_need[i]`: the position in the epoch at which `shards[i]` is first read; ascending."""
         self._cache, self._shards, self._needs, self._ahead = cache, shards, first_need, ahead
         self._next = self._threads = 0
+        self.trouble = ""
+        """The last that a shard failed with, for people."""
         self._due: deque[ShardInfo] = deque()
         self._turn = threading.Lock()
 
@@ -258,7 +281,11 @@ class Prefetcher:
             more = min(len(self._due), FETCHING - self._threads)
             self._threads += more
         for _ in range(more):
-            threading.Thread(target=self._fetch, name="feedline-prefetch", daemon=True).start()
+            try:
+                threading.Thread(target=self._fetch, name="feedline-prefetch", daemon=True).start()
+            except RuntimeError:  # the process may have no more now
+                with self._turn:
+                    self._threads -= 1
 
     def _fetch(self) -> None:
         while True:
@@ -267,8 +294,10 @@ class Prefetcher:
                     self._threads -= 1
                     return
                 shard = self._due.popleft()
-            with suppress(Exception):
+            try:
                 self._cache.ensure(shard)
+            except Exception as error:
+                self.trouble = f"not fetched ahead: {first_line(error)}"
 
     def close(self) -> None:
         """Begins no more of them."""

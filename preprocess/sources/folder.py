@@ -17,6 +17,7 @@ from feedline.pipeline.format.manifest import INDEX
 from feedline.preprocess.sources.base import SPLITS, Found, Part, Sample, Source, SourceOptions, Task, found
 from feedline.preprocess.sources.labels import class_entry
 from feedline.preprocess.sources.listing import SPLIT_NAMES, is_image, is_image_file
+from feedline.preprocess.sources.tar_headers import BROKEN_LINK
 
 CLASSES_PER_TASK = 16
 FOLDERS_LOOKED_INTO = 10
@@ -45,7 +46,7 @@ def list_images(split: str, folders: Mapping[str, str]) -> Part:
     for class_name, folder in folders.items():
         for name, path, size in sorted(images_under(folder, others, deep=bool(class_name))):
             full_name = f"{class_name}/{name}" if class_name else name
-            rows.append(Sample(full_name, path, 0, max(size, 0), class_name, "broken link" if size < 0 else ""))
+            rows.append(Sample(full_name, path, 0, max(size, 0), class_name, BROKEN_LINK if size < 0 else ""))
     return Part.of(split, rows, passed_over=dict(others), in_classes="" not in folders)
 
 

@@ -5,7 +5,7 @@ split they are, and which of them are images.
 import glob
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -44,7 +44,8 @@ def is_pattern(path: str) -> bool:
 
 def expand(path: str, endings: tuple[str, ...], options: dict[str, Any]) -> list[Listed]:
     """The files that end so: the path itself, or those in the folder (three levels deep), sorted; hidden ones are
-    none. Raises UsageError for what is not there or cannot be listed.
+    none, and one that has several names in a split counts once. Raises UsageError for what is not there or cannot be
+    listed.
     """
     files: list[Listed] = []
     base = re.split(r"[{*]", path)[0].rpartition("/")[0] if is_pattern(path) else path
@@ -53,7 +54,16 @@ def expand(path: str, endings: tuple[str, ...], options: dict[str, Any]) -> list
             if name.endswith(endings) and not PurePosixPath(name).name.startswith("."):
                 under = name_under(base, name)
                 files.append(Listed(path=name, under=under, split=split_of(under)))
-    return sorted(files, key=lambda file: file.path)
+    return distinct(files)
+
+
+def distinct(files: Iterable[Listed]) -> list[Listed]:
+    """Sorted, each file of a split once, by its own name rather than by that of a link."""
+    found: dict[tuple[str, str], Listed] = {}
+    for file in sorted(files, key=lambda file: (Path(file.path).is_symlink(), file.path)):
+        real = file.path if "://" in file.path else os.path.realpath(file.path)
+        found.setdefault((file.split, real), file)
+    return sorted(found.values(), key=lambda file: file.path)
 
 
 def name_under(base: str, name: str) -> str:

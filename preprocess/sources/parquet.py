@@ -126,7 +126,9 @@ def opened(path: str, options: SourceOptions) -> Generator[pq.ParquetFile]:
         raise SourceError(
             f"{path} is not a whole Parquet file ({first_line(error)}): copy or download it again"
         ) from error
-    except (OSError, ValueError) as error:
+    except Exception as error:
+        if not isinstance(error, OSError | ValueError) and not type(error).__module__.startswith("aiohttp"):
+            raise
         raise UsageError(f"{path} cannot be read: {what_happened(error)}") from error
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, SourceError, UsageError
+from feedline.pipeline.format.remote import stubbornly
 
 OPEN_FILES = 32
 AHEAD = 16
@@ -143,8 +144,8 @@ def fetch(group: Sequence[Where], options: Mapping[str, Any]) -> list[bytes]:
     columns = [list(column) for column in zip(*sorted(ranges), strict=True)] or [[], [], []]
     paths, starts, ends = merge_offset_ranges(*columns, max_gap=COALESCE_GAP_BYTES)
     try:
-        parts = filesystem.cat_ranges(paths, starts, ends, on_error="raise")
-    except (OSError, ValueError) as error:
+        parts = stubbornly(lambda: filesystem.cat_ranges(paths, starts, ends, on_error="raise"))
+    except Exception as error:  # every transport has its own kinds
         raise SourceError(f"{group[0].path} cannot be read: {what_happened(error)}") from error
     for path, start, end, data in zip(paths, starts, ends, parts, strict=True):
         if end is not None and len(data) > end - start:
@@ -174,8 +175,8 @@ def open_remote(address: str, options: Mapping[str, Any], **how: Any) -> Any:
     """A file of a store to read from, to be closed by whoever asks. Raises UsageError."""
     try:
         filesystem, path = reached(address, options)
-        return filesystem.open(path, "rb", **how)
-    except (OSError, ValueError, ImportError) as error:
+        return stubbornly(lambda: filesystem.open(path, "rb", **how))
+    except Exception as error:  # every transport has its own kinds
         raise UsageError(f"{address} cannot be read: {what_happened(error)}") from error
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from feedline.pipeline.base.errors import SourceError, UsageError
+from feedline.pipeline.format.remote import stubbornly
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES
 from feedline.preprocess.sources.reading import open_remote, what_happened
 
@@ -29,6 +30,9 @@ WITHOUT_BYTES = {
     tarfile.BLKTYPE: "block device",
     tarfile.FIFOTYPE: "pipe",
 }
+BROKEN_LINK = "broken link"
+NO_BYTES = (BROKEN_LINK, *WITHOUT_BYTES.values())
+"""Troubles of samples that lack nothing but bytes."""
 
 Read = Callable[[int, int], bytes]
 """(absolute offset, length) -> bytes, fewer only at the end of the file."""
@@ -151,6 +155,12 @@ def reader(
                 file.seek(offset)
                 return file.read(length)
 
-            yield read, size
+            def read_stubbornly(offset: int, length: int) -> bytes:
+                try:
+                    return stubbornly(lambda: read(offset, length))
+                except Exception as error:  # every transport has its own kinds
+                    raise UsageError(f"{path} cannot be read: {what_happened(error)}") from error
+
+            yield read_stubbornly if remote else read, size
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {what_happened(error)}") from error

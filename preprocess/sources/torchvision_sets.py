@@ -17,8 +17,12 @@ from feedline.preprocess.sources.base import TORCHVISION, Classes, OnProgress, S
 from feedline.preprocess.sources.staging import Unpacked, identity, staged
 from feedline.preprocess.sources.webdataset import ShardsSource
 
-SPLIT_WORDS = {"train": ("train", "trainval", "train-standard"), "val": ("val", "valid", "validation", "test")}
-"""Our split -> what datasets with a `split` argument may call it; the first that exists is taken."""
+SPLIT_WORDS = {
+    "train": ("train", "trainval", "train-standard"),
+    "val": ("val", "valid", "validation", "test"),
+    "test": ("test",),
+}
+"""Our split -> what datasets with a `split` argument may call it; the first that exists is taken, and for none two."""
 REFUSED = {
     "EMNIST": "is six datasets in one",
     # The only ones that unpickle a file without checking it first: CIFAR's must have the published checksums, the
@@ -90,19 +94,29 @@ def datasets_of(name: str, root: str, options: SourceOptions) -> list[tuple[str,
     if name in REFUSED:
         raise UsageError(f"torchvision's {name} {REFUSED[name]}: export it to an image folder first")
     known = inspect.signature(kind).parameters
-    splits = (
-        [split for split in SPLIT_WORDS if options.wants(split)] if known.keys() & {"train", "split"} else ["train"]
-    )
-    return [(split, opened(kind, root, split)) for split in splits]
+    found: list[tuple[str, Any]] = []
+    taken: set[str] = set()
+    for split in [split for split in SPLIT_WORDS if options.wants(split)]:
+        choices = [{"split": word} for word in SPLIT_WORDS[split] if word not in taken] if "split" in known else [{}]
+        if "train" in known:
+            choices = [{"train": split == "train"}] if split != "test" else []
+        elif "split" not in known and split != "train":
+            continue
+        if (one := opened(kind, root, choices)) is not None:
+            taken |= {*one[0].values()}
+            found.append((split, one[1]))
+        elif split != "test" or options.splits is not None:
+            raise UsageError(f"torchvision's {name} has no {split} split: say --source-option splits=…")
+    return found
 
 
-def opened(kind: Any, root: str, split: str) -> Any:
+def opened(kind: Any, root: str, choices: list[dict[str, Any]]) -> tuple[dict[str, Any], Any] | None:
+    """The first of these choices that it has, and its dataset."""
     known, name = inspect.signature(kind).parameters, kind.__name__
     common = {key: value for key, value in {"root": root, "download": False}.items() if key in known}
-    words = [{"split": word} for word in SPLIT_WORDS[split]] if "split" in known else [{}]
-    for choice in [{"train": split == "train"}] if "train" in known else words:
+    for choice in choices:
         try:
-            return kind(**common, **choice)
+            return choice, kind(**common, **choice)
         except ValueError:  # how torchvision says that it has no such split
             continue
         except (RuntimeError, TypeError, OSError, ModuleNotFoundError) as error:
@@ -110,7 +124,7 @@ def opened(kind: Any, root: str, split: str) -> Any:
                 f"torchvision's {name} cannot be opened in {root} ({first_line(error)}): download it there first, "
                 f"with torchvision.datasets.{name}({root!r}, download=True)"
             ) from error
-    raise UsageError(f"torchvision's {name} has no {split} split: say --source-option splits=…")
+    return None
 
 
 def recognise(path: str, options: SourceOptions) -> Source | None:

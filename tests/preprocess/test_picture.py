@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.codecs.pillow import open_rgb
@@ -336,3 +336,26 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
 
     code = "import sys, feedline.preprocess.write_shard; assert 'torch' not in sys.modules and 'pyspark' not in sys.modules"  # noqa: E501
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+def test_a_picture_that_is_damaged_within_is_not_filled_up_with_something() -> None:
+    """Pillow reads it and says nothing; the loader would refuse it."""
+    data = bytearray(saved(picture(300, 300), quality=95))
+    at = data.index(b"\xff\xda") + 1000
+    data[at : at + 2] = b"\xff\xd9"
+    Image.open(io.BytesIO(bytes(data))).load()
+    for output in (RAW, Output(codec="keep")):
+        with pytest.raises(BadImage) as caught:
+            Preparer((output,))(bytes(data))
+        assert caught.value.reason == "damaged" and "Corrupt JPEG data" in caught.value.detail
+
+
+@pytest.mark.parametrize("apply", [False, True])
+def test_a_tiff_is_upright_whatever_was_asked_for(apply: bool) -> None:
+    """Pillow turns it; it is not turned once more."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved(picture(60, 40), "TIFF", exif=exif)
+    output = Output(codec="raw", resize="none", size_px=0, apply_orientation=apply)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(saved(picture(60, 40), "PNG", exif=exif)))))
+    assert np.array_equal(pixels(data, output), upright)

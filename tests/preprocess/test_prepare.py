@@ -6,6 +6,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +231,25 @@ def test_output_and_source_must_lie_apart(images: Path, tmp_path: Path) -> None:
         for out in (source, source / "out", f"file://{source}/out"):
             with pytest.raises(UsageError, match="lie in each other"):
                 prepare(name, out)
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "apart"),
+    [
+        ("s3://b/data", "s3://b/data/out", False),
+        ("s3://b/data", "s3://b/data2", True),
+        ("s3://b/out/train", "s3://b/out", False),
+        ("s3://b/out/quarantine-kept", "s3://b/out", True),
+        ("data/*/*.tar", "data", False),
+        ("data/{train,more}/*.tar", "data", False),
+        ("data/raw-*/*.tar", "data", True),
+        ("data/*.tar", "data/out", True),
+    ],
+)
+def test_addresses_and_patterns_lie_apart_too(source: str, out: str, apart: bool) -> None:
+    config = PrepareConfig(source=source, out=out)
+    with nullcontext() if apart else pytest.raises(UsageError, match="lie in each other"):
+        door.check_apart(config)
 
 
 def test_the_output_is_no_source_of_itself(images: Path, tmp_path: Path) -> None:

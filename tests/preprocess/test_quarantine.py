@@ -97,6 +97,30 @@ def test_what_was_mended_is_not_written_over_by_a_plain_rerun(images: Path, tmp_
     assert prepare(images, tmp_path / "out", shards=1, retry_quarantine=True)["quarantined"] == 0
 
 
+def test_what_a_retry_took_in_is_still_there_when_a_plain_rerun_ends_the_job(images: Path, tmp_path: Path) -> None:
+    """As the error of the retry, of which too many were left, advises. The source is what it was."""
+    out = tmp_path / "out"
+    with pytest.raises(door.TooManyBad):
+        prepare(images, out, max_bad=0.001, shards=2)
+    first, second = sorted((out / "quarantine").glob("*.bin"))
+    first.write_bytes(saved(photo(3)))
+    with pytest.raises(door.TooManyBad):
+        prepare(images, out, max_bad=0.001, shards=2, retry_quarantine=True)
+    assert prepare(images, out, max_bad=0.1, shards=2)["quarantined"] == 1
+    assert first.read_bytes() == saved(photo(3)) and first.name in (out / "quarantine/mended.jsonl").read_text()
+    second.write_bytes(saved(photo(4)))
+    assert prepare(images, out, shards=2, retry_quarantine=True)["quarantined"] == 0
+
+
+def test_a_link_to_nothing_is_mended_by_a_picture_in_its_place(clean_images: Path, tmp_path: Path) -> None:
+    source, out = shutil.copytree(clean_images, tmp_path / "in"), tmp_path / "out"
+    (source / "apple" / "gone.jpg").symlink_to("nowhere")
+    assert prepare(source, out, shards=1, max_bad=0.1)["reasons"] == {"broken link": 1}
+    next((out / "quarantine").glob("*.bin")).write_bytes(saved(photo(3)))
+    said = prepare(source, out, shards=1, max_bad=0.1, retry_quarantine=True)
+    assert (said["quarantined"], said["output_samples"]) == (0, 49)
+
+
 def reasons(out: Path) -> list[str]:
     lines = (out / "quarantine" / "report.jsonl").read_text().splitlines()
     return sorted(json.loads(line)["reason"] for line in lines)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from feedline.preprocess.sources.base import open_source
-from feedline.preprocess.sources.listing import name_under
+from feedline.preprocess.sources.listing import expand, name_under
 from tests.preprocess.raw import write_tar
 
 
@@ -46,3 +46,17 @@ def test_a_disk_s_own_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "stat", denying(os.stat, True))
     monkeypatch.setattr(os, "scandir", denying(os.scandir, False))
     assert open_source(str(tmp_path)).kind == "shards"
+
+
+def test_a_file_by_several_names_is_read_once(tmp_path: Path) -> None:
+    """By links, by a loop of folders, by a pattern that says it twice; links of another split are meant so."""
+    folder = tmp_path / "set"
+    (folder / "val").mkdir(parents=True)
+    write_tar(folder / "b.tar", [("x.jpg", b"x"), ("x.cls", b"0")])
+    (folder / "a.tar").symlink_to("b.tar")
+    (folder / "loop").symlink_to(".")
+    assert [file.path for file in expand(str(folder), (".tar",), {})] == [str(folder / "b.tar")]
+    assert [file.under for file in expand(f"{folder}/{{b,b*}}.tar", (".tar",), {})] == ["b.tar"]
+    (folder / "loop").unlink()
+    (folder / "val" / "v.tar").symlink_to("../b.tar")
+    assert [file.split for file in expand(str(folder), (".tar",), {})] == ["train", "val"]

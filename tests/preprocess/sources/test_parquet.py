@@ -17,7 +17,8 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import SourceError, UsageError
 from feedline.preprocess.sources import staging
-from feedline.preprocess.sources.base import open_source
+from feedline.preprocess.sources.base import SourceOptions, open_source
+from feedline.preprocess.sources.torchvision_sets import datasets_of
 from tests.preprocess.making import Killed
 from tests.preprocess.raw import indexed, samples
 
@@ -335,3 +336,35 @@ for _ in range(30):
 """
     done = subprocess.run([sys.executable, "-c", code], env=gil_watch, capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("splits", "found"),
+    [
+        (None, [("train", "train"), ("val", "val"), ("test", "test")]),
+        ("test", [("test", "test")]),
+        ("train,val", [("train", "train"), ("val", "val")]),
+    ],
+)
+def test_a_third_split_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, splits: str | None, found: list[tuple[str, str]]
+) -> None:
+    from torchvision import datasets
+
+    class Flowers:
+        def __init__(self, root: str, split: str = "train", download: bool = False) -> None:
+            if split not in ("train", "val", "test"):
+                raise ValueError(split)
+            self.split = split
+
+        def __getitem__(self, row: int) -> None: ...
+
+    monkeypatch.setattr(datasets, "Flowers", Flowers, raising=False)
+    options = SourceOptions(splits=splits)
+    assert [(split, one.split) for split, one in datasets_of("Flowers", str(tmp_path), options)] == found
+
+
+def test_a_test_split_that_is_taken_for_val_is_not_read_twice(cifar_root: Path) -> None:
+    assert [split for split, _ in datasets_of("CIFAR10", str(cifar_root), SourceOptions())] == ["train", "val"]
+    with pytest.raises(UsageError, match="has no test split"):
+        datasets_of("CIFAR10", str(cifar_root), SourceOptions(splits="test"))

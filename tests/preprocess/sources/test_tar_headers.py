@@ -4,11 +4,14 @@ import io
 import tarfile
 from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFile
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.errors import SourceError, UsageError
+from feedline.pipeline.format import remote
 from feedline.preprocess.sources.tar_headers import Member, reader, walk
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
@@ -217,3 +220,25 @@ def test_a_hole_is_not_the_end() -> None:
     assert len(walked(holed)) == 1  # all that follows is zero: nothing tells it from padding
     with pytest.raises(SourceError, match="before its end"):
         walked(data + bytes(8 << 20))
+
+
+def test_a_connection_that_breaks_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Exception):
+        """As aiohttp's are: neither of the system nor a wrong value."""
+
+    file, failures = fsspec.filesystem("memory"), [Broken("payload is not whole")] * 2
+    file.pipe("/a.tar", packed([("x", b"12")]))
+    monkeypatch.setattr(remote, "FIRST_PAUSE_S", 0.0)
+    read_once = MemoryFile.read
+
+    def read(self: MemoryFile, length: int = -1) -> bytes:
+        if failures:
+            raise failures.pop()
+        return read_once(self, length)
+
+    monkeypatch.setattr(MemoryFile, "read", read)
+    with reader("memory:///a.tar", {}) as (read_at, size):
+        assert read_at(0, 1) == b"x" and not failures and size > 512
+        failures += [Broken("payload is not whole")] * 9
+        with pytest.raises(UsageError, match=r"a\.tar cannot be read: payload is not whole"):
+            read_at(0, 1)
