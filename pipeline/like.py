@@ -235,7 +235,11 @@ class _Recipe:
         elif name == "Normalize":
             if "mean" in self._options:
                 raise _refused("a second Normalize")
-            self._options |= {"mean": tuple(map(float, step.mean)), "std": tuple(map(float, step.std))}
+            try:  # one number is for all three
+                of_three = [np.broadcast_to(np.asarray(of, float), 3).tolist() for of in (step.mean, step.std)]
+            except (TypeError, ValueError) as error:
+                raise _refused(f"Normalize({step.mean}, {step.std})") from error
+            self._options |= dict(zip(("mean", "std"), map(tuple, of_three), strict=True))
         elif name in _CROPS:
             self._cut(step, name)
         elif name == "RandomHorizontalFlip" and self._augment["train"] and not self._flipped and not self._own:

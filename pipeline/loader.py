@@ -238,7 +238,7 @@ class Loader:
         `ahead` {way: "off", "advice" (posix_fadvise) or "reads" (of threads), why, batches: how many beyond those
         under way are announced, most_bytes: announced and not read yet, announced_bytes, blocked_fraction: of the
         reads looked at, those that waited for storage, blocked_s: of all workers' time, so}, `storage_bytes`: what
-        workers had from there, by the kernel's account (0 where a file system keeps none), `headcount` (None but with
+        workers (or shard windows) had from there, by the kernel's account (0 where a file system keeps none), `headcount` (None but with
         num_workers="auto") {most, settled, why, changes [{batch, workers, why}]}, `notes`: for people.
         """
         rows = counters.NONE if self._rows is None else self._rows[:-1]
@@ -259,10 +259,13 @@ class Loader:
             "stages": counters.fractions(workers),
             "bad": bad,
             "ahead": self._ahead.describe(rows),
-            "storage_bytes": sum(worker["storage_bytes"] for worker in workers),
+            "storage_bytes": self._storage_bytes(),
             "headcount": None if self._headcount is None else self._headcount.describe(),
-            "notes": [self._rereading.note] if self._rereading.note else [],
+            "notes": [note for note in (self._rereading.note, self._prefetcher and self._prefetcher.trouble) if note],
         }
+
+    def _storage_bytes(self) -> int:
+        return counters.total(self._rows, "storage_bytes") + self.split.whole_shards.storage_bytes
 
     def close(self) -> None:
         """Ends the workers; so do the loader's own end and the interpreter's. Iterating again starts new ones."""
@@ -296,6 +299,7 @@ class Loader:
 
     def _new_workshop(self, delivery: device.Deliver) -> Workshop:
         config = self.config
+        self.split.check_same()
         workshop = Workshop(
             self._fill_spec(),
             self.split.memory,
@@ -361,8 +365,8 @@ class Loader:
         except StopIteration:
             run.close()
             if not run.plan.start:
-                read, stored = (counters.total(self._rows, name) for name in ("bytes_read", "storage_bytes"))
-                self._rereading.epoch_ended(run.plan.epoch, read, stored)
+                read = counters.total(self._rows, "bytes_read")
+                self._rereading.epoch_ended(run.plan.epoch, read, self._storage_bytes())
             self._run, self._finished = None, run.plan.epoch
             self._place = self._named or Place(run.plan.epoch + 1)
             if not self.config.persistent_workers:
@@ -377,6 +381,10 @@ class Loader:
             self._run = None
             where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
             raise type(error)(f"{where}{error.reason}", error.sample) from error
+        except Exception:  # of the device, with a batch under way that nobody will see
+            run.close()
+            self._run = None
+            raise
         run.handed_over(len(batch[1]))
         self._place = Place(run.plan.epoch, run.plan.delivered(run.taken), "with the next epoch")
         if self._prefetcher is not None:

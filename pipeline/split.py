@@ -1,6 +1,7 @@
 """One prepared split as a loader sees it: manifest, index in shared memory, names for messages, its bytes' place."""
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ class PreparedSplit:
         self.address = str(where) if is_remote(str(where)) else ""
         """Empty for local splits."""
         self.folder = Path(str(where).removeprefix("file://"))
+        if not self.address and ":/" in str(where) and not self.folder.exists():  # Path leaves one slash of two
+            raise DatasetError(f"{where} is no path: give the address as text, with both slashes")
+        self.whole_shards = WholeShards(self.folder)
         self._cache: ShardCache | None = None
         if self.address:
             remote = Remote(self.address, config.storage_options)
@@ -60,6 +64,14 @@ class PreparedSplit:
         self.lengths_N: npt.NDArray[Any] = shared["length"]
         self._index: Index | None = None
 
+    def check_same(self) -> None:
+        """Raises DatasetError for a local split that has been prepared anew: the index is that of other shards."""
+        with suppress(OSError):
+            data = b"" if self.address else (self.folder / MANIFEST).read_bytes()
+            if self.address or hashlib.sha256(data).hexdigest() == self.identity:
+                return
+        raise DatasetError(f"{self.folder} was prepared anew or taken away meanwhile: make a new Loader")
+
     def key(self, sample: int) -> str:
         """Reads the key column when there is first something to say."""
         self._index = self._index or read_index(self.folder, self.manifest)
@@ -74,7 +86,7 @@ class PreparedSplit:
         local ones to memory where the order is by windows. None where neither is so."""
         if self._cache is None and (self.address or not (plan.window_shards and plan.shuffle)):
             return None
-        cache = self._cache or WholeShards(self.folder)
+        cache = self._cache or self.whole_shards
         numbers, needs = np.unique(self.shards_N[plan.order_N[plan.start :]], return_index=True)
         by_need = np.argsort(needs, kind="stable")
         shards = [self.manifest.shards[number] for number in numbers[by_need].tolist()]
@@ -114,7 +126,8 @@ def fetch_metadata(remote: Remote, cache: Path) -> Path:
                 raise DatasetError(f"{remote.address}/{INDEX} is not the index that {where} names: try again, or run "
                                    "`feedline verify` on it")  # fmt: skip
             write_atomically(folder / INDEX, index)
-        write_atomically(folder / MANIFEST, manifest)
+        if not (folder / MANIFEST).exists():  # somebody else's cache may be read, and not written
+            write_atomically(folder / MANIFEST, manifest)
     except OSError as error:
         what = f"the cache {cache} cannot be written ({error.strerror or error})"
         raise DatasetError(

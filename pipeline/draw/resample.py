@@ -10,7 +10,7 @@ decoded JPEG (four channels), where OpenCV carries that; Pillow-SIMD's coefficie
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -76,19 +76,10 @@ def bilinear_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
         cv2.flip(out_HWC, 1, dst=out_HWC)
 
 
-class Shown(NamedTuple):
-    """Whole pixels, and what is shown of them: left, top, right and bottom from their own."""
-
-    left_px: int
-    top_px: int
-    width_px: int
-    height_px: int
-    box: Box
-
-
-def shown(region: Region, factor: int, width_px: int, height_px: int) -> Shown:
-    """The region of a picture that was decoded `factor` times smaller, to so many pixels: its own places are those
-    before that, so no fraction of a pixel is lost."""
+def shown(region: Region, factor: int, width_px: int, height_px: int) -> tuple[int, int, int, int, Box]:
+    """Left, top, width and height of the region in a picture that was decoded `factor` times smaller, to so many
+    pixels; and the box of it that is shown, from its own corner: its places are those before that, so no fraction of a
+    pixel is lost."""
     left, top, width, height = (side / factor for side in region[:4])
     first, above = int(left), int(top)
     across = min(math.ceil(left + width), width_px) - first
@@ -97,7 +88,7 @@ def shown(region: Region, factor: int, width_px: int, height_px: int) -> Shown:
         inner_left, inner_top, width, height = (side / factor for side in region.inner)
         left, top = left + inner_left, top + inner_top
     left, top = left - first, top - above
-    return Shown(first, above, across, down, (left, top, min(left + width, across), min(top + height, down)))
+    return first, above, across, down, (left, top, min(left + width, across), min(top + height, down))
 
 
 def shrink_into(pixels_HWC: Pixels, region: Region, factor: int, out_HWC: Pixels) -> None:

@@ -5,9 +5,11 @@ a SIGBUS, and the copy costs 2 µs of a sample's 300.
 """
 
 import os
+import resource
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +21,25 @@ from feedline.pipeline.base.process import open_files_limit
 if TYPE_CHECKING:
     from feedline.pipeline.format.manifest import ShardInfo  # with Arrow, which a worker does without
 
+T = TypeVar("T")
 PIECE_BYTES = 128 << 10
 """The kernel cuts an announcement at the device's read-ahead window, which is as small as this in many places."""
+BLOCK_BYTES = 512
+"""Of getrusage's ru_inblock."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 OPEN_FILES = 4096
 """Shards held open at once, at most, and of the descriptors allowed a half; the oldest gives way."""
+
+
+class Opened:
+    """A descriptor, closed when nobody has it any more: another thread may be reading."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self.number)
 
 
 class LocalFiles:
@@ -34,14 +50,14 @@ class LocalFiles:
         stream, of which it would read more."""
         self._paths = [folder / name for name in names]
         self._most_open, self._scattered = most_open or min(OPEN_FILES, open_files_limit() // 2), scattered
-        self._descriptors: dict[int, int] = {}
+        self._open: dict[int, Opened] = {}
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
         """Raises DatasetError when there is no such data."""
         try:
-            data = os.pread(self.descriptor(shard), length, offset)
-        except OSError as error:
-            raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
+            data = os.pread(self.opened(shard).number, length, offset)
+        except OSError:
+            data = self._anew(shard, lambda number: os.pread(number, length, offset))
         if len(data) != length:
             raise self._cut_short(shard, offset + length)
         return data
@@ -49,39 +65,46 @@ class LocalFiles:
     def read_into(self, shard: int, end: int, out: npt.NDArray[np.uint8]) -> None:
         """The bytes before `end`, as many as `out` holds, straight to their place. Raises DatasetError as `read`."""
         try:
-            count = os.preadv(self.descriptor(shard), [out.data], end - out.nbytes)
-        except OSError as error:
-            raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
+            count = os.preadv(self.opened(shard).number, [out.data], end - out.nbytes)
+        except OSError:
+            count = self._anew(shard, lambda number: os.preadv(number, [out.data], end - out.nbytes))
         if count != out.nbytes:
             raise self._cut_short(shard, end)
 
     def announce(self, shard: int, offset: int, length: int) -> None:
         """Has the kernel begin to read; returns at once. What is wrong there is said when it is read."""
         with suppress(OSError):
-            descriptor = self.descriptor(shard)
+            descriptor = self.opened(shard)
             # whole pages: the window counts those that are touched, and a piece that begins within one loses its last
             for start in range(offset - offset % PAGE_BYTES, offset + length, PIECE_BYTES):
                 piece_bytes = min(PIECE_BYTES, offset + length - start)
-                os.posix_fadvise(descriptor, start, piece_bytes, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(descriptor.number, start, piece_bytes, os.POSIX_FADV_WILLNEED)
 
     def _cut_short(self, shard: int, end: int) -> DatasetError:
         return DatasetError(f"{self._paths[shard]} is cut short: it ends before byte {end:,}")
 
-    def close(self) -> None:
-        while self._descriptors:
-            with suppress(OSError):
-                os.close(self._descriptors.popitem()[1])
+    def _anew(self, shard: int, read: Callable[[int], T]) -> T:
+        """Reads with the shard opened again: a descriptor goes stale when its server is exchanged."""
+        self._open.pop(shard, None)
+        try:
+            return read(self.opened(shard).number)
+        except OSError as error:
+            raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
 
-    def descriptor(self, shard: int) -> int:
-        """Of the shard, opened if need be. Raises OSError."""
-        if shard in self._descriptors:
-            return self._descriptors[shard]
-        if len(self._descriptors) >= self._most_open:
-            os.close(self._descriptors.pop(next(iter(self._descriptors))))
-        descriptor = self._descriptors[shard] = open_regular(self._paths[shard])
+    def close(self) -> None:
+        self._open.clear()
+
+    def opened(self, shard: int) -> Opened:
+        """The shard, opened if need be. Raises OSError."""
+        if (known := self._open.get(shard)) is not None:
+            return known
+        if len(self._open) >= self._most_open:
+            with suppress(LookupError, RuntimeError, StopIteration):  # another thread has done so
+                del self._open[next(iter(self._open))]
+        opened = self._open[shard] = Opened(open_regular(self._paths[shard]))
         if self._scattered:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        return descriptor
+            os.posix_fadvise(opened.number, 0, 0, os.POSIX_FADV_RANDOM)
+        return opened
 
 
 class WholeShards:
@@ -89,12 +112,19 @@ class WholeShards:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.storage_bytes = 0
+        """What came from storage for it, by the kernel's account."""
 
     def ensure(self, shard: "ShardInfo") -> None:
         """Returns when the kernel has taken it in, or raises OSError."""
-        descriptor = open_regular(self._folder / shard.name)
+        descriptor, before = open_regular(self._folder / shard.name), _blocks_of_thread()
         try:
             for start in range(0, shard.bytes, PIECE_BYTES):
                 os.posix_fadvise(descriptor, start, PIECE_BYTES, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(descriptor)
+            self.storage_bytes += BLOCK_BYTES * (_blocks_of_thread() - before)
+
+
+def _blocks_of_thread() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock

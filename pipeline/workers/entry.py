@@ -19,6 +19,7 @@ import cv2
 
 from feedline.pipeline.base.errors import FeedlineError, SampleError, TransformError
 from feedline.pipeline.base.process import allow_open_files, die_with, keep_freed_memory
+from feedline.pipeline.format.local import BLOCK_BYTES
 from feedline.pipeline.workers.counters import FIELD, NOTHING, Clock, rows_of
 from feedline.pipeline.workers.fill import FillSpec, GivenUp, PixelFiller, where_raised
 from feedline.pipeline.workers.fill_regions import RegionFiller
@@ -28,8 +29,6 @@ from feedline.pipeline.workers.slots import SlotLayout
 
 _ORPHAN_CHECK_S = 2.0
 DEAF_TO = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
-_BLOCK_BYTES = 512
-"""The unit in which the kernel counts what a process had from storage."""
 
 
 class Worker:
@@ -66,7 +65,7 @@ class Worker:
         finally:
             clock.row[FIELD["sample"]] = NOTHING
             blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before
-            clock.row[FIELD["storage_bytes"]] += _BLOCK_BYTES * blocks
+            clock.row[FIELD["storage_bytes"]] += BLOCK_BYTES * blocks
         slot.filled[:] = filled, size_bytes
         clock.row[FIELD["samples"]] += filled
         clock.row[FIELD["batches"]] += 1

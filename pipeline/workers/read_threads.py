@@ -35,7 +35,11 @@ class ReadThreads:
             starts = self._running < min(self._most, self._due.qsize())
             self._running += starts
         if starts:
-            threading.Thread(target=self._work, name="feedline-ahead", daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name="feedline-ahead", daemon=True).start()
+            except RuntimeError:  # the process may have no more: those that run do it
+                with self._turn:
+                    self._running -= 1
 
     def _work(self) -> None:
         buffer = bytearray(PIECE_BYTES)

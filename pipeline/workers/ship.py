@@ -29,7 +29,7 @@ def pack(function: Callable[..., Any]) -> str:
         return base64.b64encode(cloudpickle.dumps(function)).decode()
     except (TypeError, pickle.PicklingError, AttributeError) as error:
         raise UsageError(
-            f"the transform {function!r} cannot be sent to a worker ({error}); use num_workers=0"
+            f"the transform {function!r} cannot be sent to a worker ({error}): make what it holds at its first call"
         ) from error
     finally:
         if stray is not None:

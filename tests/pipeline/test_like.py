@@ -351,3 +351,11 @@ def test_another_numbering_of_the_classes_is_refused(tmp_path: Path, split: Path
     steps = [transforms.RandomResizedCrop(8), transforms.ToTensor()]
     with pytest.raises(UsageError, match="another order"):  # "10" sorts before "2" in a folder
         Loader.like(dataloader(tmp_path, steps), split)
+
+
+@pytest.mark.parametrize("one", [(0.5, 0.25), ((0.5,), (0.25,))])
+def test_one_number_normalises_all_three_colours(folder: Path, split: Path, one: tuple[Any, Any]) -> None:
+    steps = [transforms.RandomResizedCrop(8), transforms.ToTensor(), transforms.Normalize(*one)]
+    dataset = datasets.ImageFolder(str(folder), transforms.Compose(steps))
+    config = Loader.like(DataLoader(dataset, batch_size=4, shuffle=True), split, num_workers=0).config
+    assert (config.mean, config.std) == ((0.5,) * 3, (0.25,) * 3)

@@ -1,6 +1,7 @@
 """What goes wrong in a loader's workers, shards and transforms is one line, and costs no more than it must."""
 
 import errno
+import json
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ from feedline.pipeline.loader import Loader
 from feedline.pipeline.shards_dataset import Shards
 from feedline.pipeline.workers import pool
 from feedline.pipeline.workers.memory import shared_columns
+from tests.pipeline.conftest import write_split
 from tests.pipeline.loading import SMALL, damage, labels
 
 MakeSplit = Callable[..., Path]
@@ -295,3 +297,39 @@ def test_without_checksums_whole_raw_batches_are_copied_too(make_split: MakeSpli
     )
     labels(loader)
     assert shared_columns(loader.split.memory.view, loader.split.layout)["checked"].all()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_split_that_was_prepared_anew_is_not_read_by_its_old_index(
+    tmp_path: Path, workers: int
+) -> None:
+    """Its members may lie where those did that the index knows."""
+    split = write_split(tmp_path / "OUT", 8, 1, codec="raw")
+    loader = Loader(split, batch_size=8, image_size=16, num_workers=workers, persistent_workers=False)
+    list(loader)
+    manifest = split / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"seed": 1}))
+    with pytest.raises(DatasetError, match="was prepared anew or taken away meanwhile: make a new Loader"):
+        list(loader)
+
+
+def test_what_fails_on_the_way_to_the_device_ends_the_epoch(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than to hand over the next batch, as if nothing had been lost."""
+    loader = Loader(split, batch_size=8, image_size=16, num_workers=0)
+    batches = iter(loader)
+    next(batches)
+
+    def fails(_: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "_deliver", fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            next(batches)
+    with pytest.raises(UsageError, match="this iterator has ended"):
+        next(batches)
+
+
+def test_an_address_that_is_a_path_is_told_what_it_lost() -> None:
+    with pytest.raises(DatasetError, match="give the address as text"):
+        Loader(Path("s3://bucket/train"))

@@ -1,5 +1,6 @@
 """A shard is a file or an error of one line, whatever lies in its place."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -32,3 +33,33 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=f"{name} cannot be read"):
             LocalFiles(tmp_path, [name]).read(0, 0, 1)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_descriptor_that_went_stale_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.tar").write_bytes(b"bytes")
+    files, real, failures = LocalFiles(tmp_path, ["a.tar"]), os.pread, [OSError(errno.ESTALE, "Stale file handle")]
+    first = files.opened(0)
+
+    def pread(number: int, length: int, offset: int) -> bytes:
+        if failures:
+            raise failures.pop()
+        return real(number, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert files.read(0, 0, 5) == b"bytes" and files.opened(0) is not first
+    failures += [OSError(errno.ESTALE, "Stale file handle")] * 2
+    with pytest.raises(DatasetError, match=r"a\.tar cannot be read: Stale file handle"):
+        files.read(0, 0, 5)
+
+
+def test_a_shard_that_gives_way_stays_open_for_whoever_reads_it(tmp_path: Path) -> None:
+    """Another thread, say, which got it before."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(name.encode())
+    files = LocalFiles(tmp_path, ["a", "b"], most_open=1)
+    held = files.opened(0)
+    assert files.read(1, 0, 1) == b"b" and os.pread(held.number, 1, 0) == b"a"
+    number = held.number
+    del held
+    with pytest.raises(OSError):
+        os.fstat(number)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -381,3 +382,51 @@ def test_a_manifest_or_index_that_has_no_end_is_one_line(
 def test_an_address_without_a_folder_is_one_line(address: str) -> None:
     with pytest.raises(DatasetError, match="names no folder"):
         Loader(address)
+
+
+def test_a_disk_is_not_filled_to_the_last_byte(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others have left of it bounds the cache, too; a cached shard gives way, and nothing of somebody else's."""
+    free = [2100]
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(20_000, 0, free[0]))
+    cache = ShardCache(folder, 1 << 30, write)
+    cache.ensure(shard(0))  # a twentieth of the disk stays free
+    assert names(folder) == [shard(0).name]
+    free[0] = 1100
+    cache.ensure(shard(1))
+    assert names(folder) == [shard(1).name]
+    free[0] = 0
+    cache.ensure(shard(2))
+    assert names(folder) == [shard(1).name]
+
+
+def test_where_no_thread_can_be_started_the_epoch_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[int] = []
+    cache = ShardCache(folder, 1 << 30, lambda one, path: (write(one, path), fetched.append(1))[0])
+    prefetcher = Prefetcher(cache, [shard(0), shard(1)], [0, 1], ahead=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.threading.Thread, "start", no_thread)
+        prefetcher.reached(0)
+    prefetcher.reached(1)
+    assert wait_for(lambda: len(fetched) == 2)
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_shard_that_cannot_be_fetched_ahead_is_said(folder: Path) -> None:
+    def fail(one: ShardInfo, path: Path) -> None:
+        raise DatasetError("the server is on fire")
+
+    prefetcher = Prefetcher(ShardCache(folder, 1 << 30, fail), [shard(0)], [0], ahead=1)
+    prefetcher.reached(0)
+    assert wait_for(lambda: prefetcher.trouble == "not fetched ahead: the server is on fire")
+
+
+def test_a_cache_that_is_whole_need_not_be_written(split: Path, serve: Any, tmp_path: Path) -> None:
+    """It may be somebody else's."""
+    address, options = serve(split).address, {**SMALL, "num_workers": 0, "cache_dir": tmp_path / "cache"}
+    list(Loader(address, **options))
+    before = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("manifest.json")}
+    list(Loader(address, **options))
+    assert {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("manifest.json")} == before

@@ -78,3 +78,18 @@ def test_no_more_than_so_many_wait_and_work(file: Path, monkeypatch: pytest.Monk
     answers.set()
     until(lambda: not ours())
     os.close(descriptor)
+
+
+def test_where_no_thread_can_be_started_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (tmp_path / "a").write_bytes(b"x" * 100)
+    threads = ReadThreads()
+    with (tmp_path / "a").open("rb") as file:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            threads.read(file.fileno(), 0, 100)
+        assert threads._running == 0
+        threads.read(file.fileno(), 0, 100)
+        assert threads._running == 1
