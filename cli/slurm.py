@@ -1,7 +1,6 @@
-"""`feedline slurm`: an sbatch script from flags, and from a few questions for what a terminal did not say."""
+"""`feedline slurm`: an sbatch script from flags."""
 
 import shlex
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -13,19 +12,9 @@ from feedline.cli.options import Options, Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import count_of
 
-ASKED = {
-    "nodes": "Nodes",
-    "gpus_per_node": "GPUs per node (0: CPUs only)",
-    "partition": "Partition (empty: the default one)",
-    "time": "Time limit",
-}
-"""What somebody at a terminal is asked where no option says it."""
 OPTIONS = fields(
     "train.slurm.SlurmConfig",
     dataset={"metavar": "OUT"},
-    nodes={"hint": int | None, "default": None},
-    gpus_per_node={"hint": int | None, "default": None},
-    time={"hint": str | None, "default": None},
 )
 
 
@@ -60,13 +49,6 @@ def slurm(
         if "--trials" in given:
             raise UsageError("--trials: each job of the array does one, so --tasks says how many")
         words += ["--trials", str(options["tasks"])]
-    for name, question in ASKED.items():
-        if options[name] is None:
-            default = getattr(SlurmConfig, name)
-            if sys.stdin.isatty():
-                answer = typer.prompt(question, default="" if default is None else default, err=True)
-                default = None if answer == "" else answer
-            options[name] = default
     config = SlurmConfig(**options, train_args=tuple(words))
     write(config, script_file)
     room = f"{count_of(config.ranks, 'rank')} on each node, with {count_of(config.cpus_per_task, 'CPU')}"

@@ -192,16 +192,13 @@ def curves_page(run: Path) -> "Page":
     """The curves of one run, from the events in its metrics.jsonl; resources are of rank 0 and its workers."""
     from feedline.profiling.render.report_time import GPU_SHARES
     from feedline.profiling.render.sections import Curve, Curves, Page, section
-    from feedline.train.metrics import read_events
+    from feedline.train.metrics import as_trained, read_events
 
     of_gpus = [
         ("Resources", f"GPU: {words}", "%", {words: ("resources", f"gpu_{name}")})
         for name, words in GPU_SHARES.items()
     ]
-    # a step that was done again after a restart counts once, as it was done last
-    events = {kind: {event["step"]: event for event in read_events(run, kind)} for kind in ("step", "epoch")}
-    points = {kind: [event for _, event in sorted(by_step.items())] for kind, by_step in events.items()}
-    points["resources"] = read_events(run, "resources")
+    points = as_trained(run)
     parts: dict[str, list[Curves]] = {}
     for heading, title, unit, keys in (*CHARTS, *of_gpus):
         curves: list[Curve] = []

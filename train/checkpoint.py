@@ -5,6 +5,7 @@ so it loads with `weights_only=True` and cannot run anything. It appears under i
 Names: `step-0000120.pt` (the last few are kept), `epoch-0005.pt` (asked for by name), `best.pt`.
 """
 
+import errno
 import hashlib
 import io
 import pickle
@@ -77,12 +78,15 @@ class Checkpoints:
 
     def go_on_from(self, resume: Resume) -> list[str]:
         """Removes what lies beyond a checkpoint of this run's own: it is of a line that goes on no more; so is the
-        best, if it came later. Returns notes. Raises CheckpointError when the disk refuses."""
+        best, if it came later. The checkpoint becomes the newest of the steps', under whatever name it was asked for.
+        Returns notes. Raises CheckpointError when the disk refuses."""
         if not self.owns(resume.where):
             return []
         step = resume.state["progress"]["step"]
         left = [where for number, where in self._numbered("step-").items() if number > step]
         try:
+            if not (own := self.folder / step_name(step)).exists():
+                write_atomically(own, resume.where.read_bytes())
             write_atomically(self.folder / WENT_BACK, resume.where.name.encode())
             if not left:
                 return []
@@ -115,12 +119,15 @@ class Checkpoints:
         return self._numbered("epoch-")
 
     def newest_good(self) -> Resume | None:
-        """Of those that can be read; None where there is none. Raises CheckpointError if all are damaged."""
+        """Of those that are whole; None where there is none. Raises CheckpointError if all are damaged, and where the
+        storage does not give one: it may be good, and to go on from an older one removes it."""
         problems: list[str] = []
         for where in reversed(self.steps()):
             try:
                 return Resume(read(where), where, problems)
             except CheckpointError as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno != errno.ENOENT:
+                    raise
                 problems.append(str(error))
         if problems:
             raise CheckpointError(problems[0])

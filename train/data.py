@@ -150,11 +150,12 @@ def train_loader(
 
 
 def val_loader(config: TrainConfig, world: World, batch_size: int, dtype: torch.dtype) -> Loader:
-    """Every val sample once over all ranks; padding carries label −1."""
+    """Every val sample once over all ranks; padding carries label −1. What is bad is never replaced: a sample would
+    count twice."""
     return _loader(
         config, world, "val", dtype, batch_size=config.eval_batch_size or batch_size, train=False,
-        augment=Augment(train=False, crop_fraction=config.eval_ratio), policy="pad", on_bad="raise",
-        persistent_workers=False,
+        augment=Augment(train=False, crop_fraction=config.eval_ratio), policy="pad",
+        on_bad="raise" if config.on_bad == "raise" else "skip", persistent_workers=False,
     )  # fmt: skip
 
 

@@ -107,7 +107,11 @@ def joined(config: TrainConfig) -> Generator[World]:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             store = fresh_store(rank, world_size, config.timeout_s)
             known: dict[str, Any] = {} if store is None else {"store": store, "rank": rank, "world_size": world_size}
-            dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s), **known)
+            try:
+                dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_s), **known)
+            except ValueError as error:  # another variable is missing, or says nothing
+                what = f"RANK and WORLD_SIZE are set, but {short_line(error)}: start it by torchrun, or unset both"
+                raise UsageError(what) from error
         yield World(rank=dist.get_rank(), world_size=dist.get_world_size(),
                     local_world_size=local_world_size, device=device)  # fmt: skip
     except (RuntimeError, TimeoutError, dist.DistError) as error:

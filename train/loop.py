@@ -108,9 +108,10 @@ def train(
             try:
                 notes = run.restore(resume) if resume else run.rewind(config.rewind) if config.rewind else []
                 with Reporter(run) as report:
+                    report.start(notes)  # takes the folder for this training alone
                     if resume and config.keep_last:
-                        notes += world.on_main(lambda: checkpoints.go_on_from(resume))
-                    report.start(notes)
+                        for text in world.on_main(lambda: checkpoints.go_on_from(resume)):
+                            run.tell("note", text=text)
                     if resume is None and config.tensorboard and world.is_main:
                         journal.show_model(run.module, data.first_images(config, world))
                     run.start_clock()

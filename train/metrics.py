@@ -42,8 +42,9 @@ class Journal:
         self._board: Any = None
         self._hook = threading.excepthook
 
-    def _open(self, from_step: int) -> TextIO:
-        """TensorBoard forgets what an interrupted run logged beyond `from_step`, where this one goes on."""
+    def _open(self, from_step: int | None) -> TextIO:
+        """TensorBoard forgets what an interrupted run logged beyond `from_step`, where this one goes on; None: it
+        begins."""
         with writing(self._path):
             self._run.mkdir(parents=True, exist_ok=True)
             busy = f"another training is running in {self._run}: wait for it, or choose another --run"
@@ -58,12 +59,13 @@ class Journal:
                 warnings.simplefilter("ignore")
                 from torch.utils.tensorboard import SummaryWriter
 
-                self._board = SummaryWriter(str(self._board_folder), purge_step=from_step or None)
+                beyond = None if from_step is None else from_step + 1  # it hides that step, too
+                self._board = SummaryWriter(str(self._board_folder), purge_step=beyond)
         return lines
 
     def __call__(self, event: Event) -> None:
         kind = event["event"]
-        self._lines = self._lines or self._open(event["step"] if kind == "resume" else 0)
+        self._lines = self._lines or self._open(event["step"] if kind == "resume" else None)
         with writing(self._path):
             self._lines.write(json.dumps({"time": round(time.time(), 3), **event}) + "\n")
         if self._board is None or kind not in BOARD:
@@ -122,12 +124,34 @@ def writing(path: Path) -> Generator[None]:
         raise FeedlineError(what) from error
 
 
-def read_events(run: Path, kind: str) -> list[Event]:
-    """The events of one kind in a run's metrics.jsonl, oldest first; a torn last line is left out."""
+def read_events(run: Path, *kinds: str) -> list[Event]:
+    """The events of these kinds in a run's metrics.jsonl, oldest first; a torn last line is left out."""
     events: list[Event] = []
     for line in (run / "metrics.jsonl").read_text().splitlines():
         with suppress(ValueError):
             event = json.loads(line)
-            if isinstance(event, dict) and event.get("event") == kind:
+            if isinstance(event, dict) and event.get("event") in kinds:
                 events.append(event)
     return events
+
+
+def as_trained(run: Path) -> dict[str, list[Event]]:
+    """The step and epoch events that lead to where the run is, and the resources of all its processes, `at_s` going
+    on from one to the next. What was done again after a restart counts once, what it went back behind not at all."""
+    by_step: dict[str, dict[int, Event]] = {"step": {}, "epoch": {}}
+    resources, begun_s = list[Event](), 0.0
+    for event in read_events(run, "start", "resume", "resources", *by_step):
+        kind = event["event"]
+        if kind == "start":
+            begun_s = resources[-1]["at_s"] if resources else 0.0
+        elif kind == "resources":
+            resources.append({**event, "at_s": begun_s + event["at_s"]})
+        elif kind != "resume":
+            by_step[kind][event["step"]] = event
+        elif event.get("own"):
+            by_step = {
+                name: {step: one for step, one in each.items() if step <= event["step"]}
+                for name, each in by_step.items()
+            }
+    lines = {kind: [event for _, event in sorted(each.items())] for kind, each in by_step.items()}
+    return {**lines, "resources": resources}

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import usable_cores
 from feedline.train import checkpoint
 from feedline.train.evaluate import Evaluation, evaluate
@@ -16,8 +15,8 @@ from feedline.train.run import Run, plain
 from feedline.train.usage import Resources
 
 
-class TrainingError(FeedlineError):
-    """The training itself went wrong."""
+BAD_NAMED = 20
+"""Bad samples of an epoch that are named; of more their number is said."""
 
 
 class Counters(NamedTuple):
@@ -37,6 +36,7 @@ class Reporter:
         self.run = run
         self.grad_norm: Tensor | None = None
         self.evaluation: Evaluation | None = None
+        self._bad: set[tuple[str, str]] = set()
         self._resources = Resources()
         self._started_s = time.monotonic()
         self._first_sample = run.progress.trained_samples
@@ -135,6 +135,7 @@ class Reporter:
             progress.history.pop()  # its part before `steps` ended the run: the sums of this one have it too
         progress.history.append(entry)
         run.laps.lap("evaluate")
+        self._tell_bad()
         names = [checkpoint.step_name(progress.step), *self._merits(entry["top1"])]
         if whole:
             progress.epoch, progress.samples = done, 0
@@ -188,10 +189,7 @@ class Reporter:
         loss = (progress.loss_sum - progress.logged_loss_sum) / max(samples, 1)
         progress.logged_loss_sum, progress.logged_loss_samples = progress.loss_sum, progress.loss_samples
         if not math.isfinite(loss):
-            raise TrainingError(
-                f"the loss became {loss} by step {progress.step} (epoch {progress.epoch + 1}): "
-                f"lower --lr (now {self.run.schedule.peak_lr:g}), lengthen --warmup-epochs or set --clip-norm"
-            )
+            raise self.run.diverged(f"the loss became {loss}")
         return loss
 
     def _evaluate(self) -> dict[str, Any]:
@@ -233,6 +231,20 @@ class Reporter:
         """By this process's tensors at their peak; None on a CPU."""
         device = self.run.world.device
         return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+
+    def _tell_bad(self) -> None:
+        """Names the samples that `--on-bad` left out or replaced, on whatever rank, each once."""
+        run = self.run
+        if run.config.on_bad == "raise":
+            return
+        loaders = [loader for loader in (run.loader, run.val_loader) if loader is not None]
+        mine = [(one["key"], one["reason"]) for loader in loaders for one in loader.stats()["bad"]]
+        new = {one for every in run.world.gather(mine) for one in every} - self._bad
+        self._bad |= new
+        for key, reason in sorted(new)[:BAD_NAMED]:
+            run.tell("note", text=f"bad sample (--on-bad {run.config.on_bad}): {key}: {reason}")
+        if len(new) > BAD_NAMED:
+            run.tell("note", text=f"… and {len(new) - BAD_NAMED:,} more bad samples")
 
     def _tell_resources(self) -> None:
         for row in self._resources.drain():

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data, masks
@@ -23,6 +24,10 @@ from feedline.train.metrics import Listener
 from feedline.train.models import build_model, check_takes_size
 from feedline.train.optimise import Ema, build_optimizer, build_schedule, take_state
 from feedline.train.progress import Laps, LossSum, Progress
+
+
+class TrainingError(FeedlineError):
+    """The training itself went wrong."""
 
 
 class Run:
@@ -155,12 +160,22 @@ class Run:
         if self.val_loader is not None:
             self.val_loader.close()
 
+    def diverged(self, what: str) -> TrainingError:
+        return TrainingError(
+            f"{what} by step {self.progress.step} (epoch {self.progress.epoch + 1}): lower --lr (now "
+            f"{self.schedule.peak_lr:g}), lengthen --warmup-epochs or set --clip-norm"
+        )
+
     # --- checkpoints --------------------------------------------------------------------------------------
 
     def save(self, names: list[str]) -> None:
-        """Writes one checkpoint under all of `names` in the run's folder. Every rank must call it."""
+        """Writes one checkpoint under all of `names` in the run's folder. Every rank must call it. Raises
+        TrainingError for weights that are not finite: no run could go on from them."""
         if not self.config.keep_last:
             return
+        finite = torch.stack([weight.detach().isfinite().all() for weight in self.module.parameters()])
+        if not finite.all():
+            raise self.diverged("weights are no longer finite")
         self.settle()
         started_s = time.perf_counter()
         self.losses.collect(self.progress)

@@ -41,7 +41,7 @@ class Mirror:
 
 MIRRORS = {
     "train": Mirror(train.OPTIONS, TrainConfig),
-    "slurm": Mirror(slurm.OPTIONS, SlurmConfig, frozenset(slurm.ASKED)),
+    "slurm": Mirror(slurm.OPTIONS, SlurmConfig),
     "sweep": Mirror(sweep.OPTIONS, SweepConfig, frozenset(("space", "study"))),
     "crew": Mirror(sweep.CREW, CrewConfig),
     "synth": Mirror(synth.OPTIONS, SynthConfig),

@@ -1,3 +1,4 @@
+import errno
 import io
 import os
 import random
@@ -215,3 +216,21 @@ def test_all_generators_go_on_where_they_were() -> None:
     assert torch.equal(first[0], again[0])
     assert np.array_equal(first[1], again[1])
     assert first[2] == again[2]
+
+
+def test_what_the_storage_does_not_give_is_not_gone_back_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be whole; to go on from an older one would remove it."""
+    checkpoints, real = Checkpoints(tmp_path), checkpoint.read_bounded
+    for step in (7, 9):
+        save(checkpoints, step)
+
+    def stale(where: Path, most_bytes: int) -> bytes:
+        if where.name == checkpoint.step_name(9):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(where, most_bytes)
+
+    monkeypatch.setattr(checkpoint, "read_bounded", stale)
+    with pytest.raises(CheckpointError, match=r"step-0000009\.pt cannot be read: Stale file handle"):
+        checkpoints.newest_good()

@@ -1,4 +1,5 @@
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError
+from feedline.pipeline.base.errors import DatasetError, FeedlineError, SampleError, UsageError
 from feedline.train import checkpoint
 from feedline.train.checkpoint import CheckpointError
 from feedline.train.config import TrainConfig
 from feedline.train.loop import train
 from feedline.train.metrics import Event, read_events
 from feedline.train.models import SmallCNN
-from feedline.train.report import TrainingError
+from feedline.train.run import Run, TrainingError
 
 from .conftest import write_dataset, write_split
 
@@ -261,6 +262,42 @@ def test_more_than_there_is(configure: Configure, part: dict[str, Any], said: st
 def test_a_loss_that_is_not_finite_ends_the_run(configure: Configure) -> None:
     with pytest.raises(TrainingError, match=r"the loss became nan by step \d+ .*lower --lr"):
         train(configure(lr=1e9, warmup_epochs=0))
+
+
+def test_weights_that_are_not_finite_are_not_kept(configure: Configure, tmp_path: Path) -> None:
+    """Whatever --lr it went on with, no run could leave them."""
+
+    class Poison:
+        def __call__(self, event: Event) -> None:
+            if event["event"] == "step" and event["step"] == 3:
+                with torch.no_grad():
+                    next(iter(self.run.module.parameters())).fill_(math.nan)
+
+    poison, made = Poison(), Run.__init__
+
+    def keep(self: Run, *words: Any) -> None:
+        made(self, *words)
+        poison.run = self  # pyright: ignore[reportAttributeAccessIssue]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "__init__", keep)
+        with pytest.raises(TrainingError, match="weights are no longer finite by step 4 .*lower --lr"):
+            train(configure(checkpoint_every=4, log_every=3, keep_last=9), [poison])
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
+
+
+def test_a_bad_val_sample_that_may_be_left_out_is_named(configure: Configure, tmp_path: Path) -> None:
+    config, heard = configure(dataset=write_dataset(tmp_path / "OUT"), on_bad="skip"), list[Event]()
+    shard = next((config.dataset / "val").glob("*.tar"))
+    data = bytearray(shard.read_bytes())
+    data[600] ^= 1  # within the first sample
+    shard.write_bytes(data)
+    with pytest.raises(SampleError):
+        train(replace(config, on_bad="raise"))
+    train(replace(config, run=tmp_path / "again"), [heard.append])
+    (said,) = [event["text"] for event in heard if event["event"] == "note"]
+    assert said.startswith("bad sample (--on-bad skip): s0000: ")
+    assert {event["val_samples"] for event in heard if event["event"] == "epoch"} == {21}
 
 
 def test_too_little_memory_is_one_line(configure: Configure) -> None:

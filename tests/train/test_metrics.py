@@ -1,13 +1,15 @@
 """The journal of a run: on a disk that is full, in a folder that is taken."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.train.metrics import Journal
+from feedline.train.metrics import Event, Journal, as_trained
 
 SCRIPT = """
 import resource, sys
@@ -45,3 +47,39 @@ def test_one_training_at_a_time_writes_in_a_run_folder(tmp_path: Path) -> None:
     with Journal(tmp_path / "run", tensorboard=False) as after:
         after({"event": "start"})
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_line_that_was_gone_back_behind_is_not_drawn_with_the_new_one(tmp_path: Path) -> None:
+    first = [{"event": "start"}, *of_steps(10, 20, 30), *used(1.0, 2.0), {"event": "epoch", "step": 30}]
+    again = [{"event": "resume", "own": True, "step": 10}, {"event": "start"}, *used(1.0), *of_steps(15)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*first, *again]))
+    told = as_trained(tmp_path)
+    assert [event["step"] for event in told["step"]] == [10, 15] and not told["epoch"]
+    assert [event["at_s"] for event in told["resources"]] == [1.0, 2.0, 3.0]
+
+
+def of_steps(*steps: int) -> list[Event]:
+    return [{"event": "step", "step": step} for step in steps]
+
+
+def used(*at_s: float) -> list[Event]:
+    return [{"event": "resources", "at_s": at} for at in at_s]
+
+
+@pytest.mark.parametrize(("kind", "purged"), [("start", None), ("resume", 1)])
+def test_tensorboard_keeps_the_step_that_a_run_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, purged: int | None
+) -> None:
+    from torch.utils import tensorboard
+
+    asked: list[int | None] = []
+    real = tensorboard.SummaryWriter
+
+    def made(*words: Any, purge_step: int | None) -> Any:
+        asked.append(purge_step)
+        return real(*words, purge_step=purge_step)
+
+    monkeypatch.setattr(tensorboard, "SummaryWriter", made)
+    with Journal(tmp_path / "run", tensorboard=True) as journal:
+        journal({"event": kind, "step": 0, "own": True})
+    assert asked == [purged]

@@ -11,7 +11,7 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.train import checkpoint
 from feedline.train.config import TrainConfig
 from feedline.train.loop import train
-from feedline.train.metrics import Event
+from feedline.train.metrics import Event, Journal
 
 Configure = Callable[..., TrainConfig]
 
@@ -101,3 +101,43 @@ def test_to_go_on_a_run_must_be_named(
     with pytest.raises(UsageError, match=r"goes on with a run: name its folder, --run DIR"):
         train(configure(run=None, resume=resume))
     assert not list(tmp_path.iterdir())
+
+
+def test_going_back_to_the_best_outlives_a_kill(configure: Configure, tmp_path: Path) -> None:
+    """It is kept as a step's, too: nothing else of the run is left."""
+
+    class Killed(Exception):
+        pass
+
+    def kill(event: Event) -> None:
+        if event["event"] == "step":
+            raise Killed
+
+    config = configure(epochs=3)
+    train(config)
+    kept = checkpoint.Checkpoints(tmp_path / "run")
+    first = tmp_path / "run/checkpoints/best.pt"
+    first.write_bytes(kept.steps()[0].read_bytes())
+    step = checkpoint.read(first)["progress"]["step"]
+    for path in kept.steps()[:1]:
+        path.unlink()
+    with pytest.raises(Killed):
+        train(replace(config, resume=str(first)), [kill])
+    assert [path.name for path in kept.steps()] == [checkpoint.step_name(step)]
+    heard: list[Event] = []
+    train(replace(config, resume="auto"), [heard.append])
+    assert next(event["step"] for event in heard if event["event"] == "resume") == step
+
+
+def test_a_training_that_runs_loses_no_checkpoint_to_one_that_is_refused(
+    configure: Configure, tmp_path: Path
+) -> None:
+    config = configure(checkpoint_every=2, keep_last=9)
+    train(config)
+    kept = checkpoint.Checkpoints(tmp_path / "run")
+    before = [path.name for path in kept.steps()]
+    with Journal(tmp_path / "run", tensorboard=False) as running:
+        running({"event": "start"})
+        with pytest.raises(UsageError, match="another training is running"):
+            train(replace(config, resume=str(kept.steps()[0])))
+    assert [path.name for path in kept.steps()] == before

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.base.process import how_it_ended, start_python
+from feedline.pipeline.base.process import how_it_ended, start_python, usable_cores
 from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.base.text import count_of
 from feedline.train.study.tasks import Tasks
@@ -80,7 +80,7 @@ def visible_gpus(device: str) -> list[str]:
 
 def hire(kind: str, study: Path, settings: Mapping[str, Any], device: str, config: CrewConfig) -> list[Order]:
     """What the workers of this command are started with. Raises UsageError where they have no room."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = sorted(os.sched_getaffinity(0))[: usable_cores()] if hasattr(os, "sched_getaffinity") else []
     made = places(config, cores, visible_gpus(device))
     starter = (os.getpid(), psutil.Process().create_time())
     return [

@@ -25,6 +25,7 @@ from feedline.pipeline.base.settings import MOST, TINY, check_limits, from_plain
 from feedline.train import checkpoint, masks
 from feedline.train.checkpoint import Checkpoints, Where
 from feedline.train.config import TrainConfig
+from feedline.train.data import open_dataset
 from feedline.train.distributed import World
 from feedline.train.loop import train
 from feedline.train.metrics import Event
@@ -146,10 +147,13 @@ def parent_of(config: PruneConfig) -> Parent:
 
 
 def settings(config: PruneConfig) -> dict[str, Any]:
-    """What `begin` needs, as JSON. Opens the study. Raises as `parent_of`, and UsageError for a study of something
-    else."""
+    """What `begin` needs, as JSON. Opens the study. Raises as `parent_of` and `open_dataset`, and UsageError for a
+    study of something else."""
     study = config.study or config.run / "prune"
-    open_study(study, Pruning(study, config).identity())
+    pruning = Pruning(study, config)
+    if open_dataset(pruning.config).identity != pruning.parent.dataset:
+        raise UsageError(f"{pruning.config.dataset} is not what {config.run} was trained on: give that as --dataset")
+    open_study(study, pruning.identity())
     return json.loads(json.dumps(asdict(replace(config, study=study)), default=str))
 
 

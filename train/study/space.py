@@ -70,6 +70,10 @@ def read_space(path: Path, config: TrainConfig) -> Space:
             space[name.replace("-", "_")] = _distribution(name.replace("-", "_"), table, config)
         except (UsageError, ValueError) as error:
             raise UsageError(f"{path} line {_line(text, name)}: [{name}] {error}") from error
+    if "batch_size" in space and (config.global_batch or "global_batch" in space):
+        raise UsageError(f"{path}: [batch_size] changes nothing where there is a global batch: leave one of them out")
+    if isinstance(space.get("global_batch"), Range):
+        raise UsageError(f"{path}: [global_batch] must be a multiple of the ranks: give choices, not a range")
     if not space:
         raise UsageError(
             f"--space {path} is empty: write a table for each hyper-parameter, as [lr] with low and high"

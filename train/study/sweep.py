@@ -14,8 +14,8 @@ from feedline.train.config import FREE_TO_CHANGE, TrainConfig
 from feedline.train.data import batch_sizes, open_dataset
 from feedline.train.distributed import World
 from feedline.train.loop import train
-from feedline.train.report import TrainingError
-from feedline.train.run import plain
+from feedline.train.metrics import as_trained
+from feedline.train.run import TrainingError, plain
 from feedline.train.study.identity import open_study, versions
 from feedline.train.study.search import Search
 from feedline.train.study.space import as_json, read_space
@@ -96,7 +96,6 @@ class Sweep:
     def do(self, task: Task, world: World, claim: Claim | None) -> dict[str, Any]:
         params: dict[str, Any] = world.from_main(self.search.draw(task.number) if claim else None)
         config = replace(self.config, **params, run=claim and claim.run, resume="auto")
-        curve: list[tuple[int, float]] = []
         behind = False
 
         def hopeless(entry: Mapping[str, Any]) -> bool:
@@ -105,7 +104,6 @@ class Sweep:
             epoch, top1 = entry["epoch"], entry["top1"]
             claim.show(epoch=epoch, epochs=config.epochs, top1=top1, params=params)
             if top1 is not None:
-                curve.append((epoch, top1))
                 behind = self.search.report(task.number, epoch, top1) and epoch < config.epochs
             return behind
 
@@ -114,9 +112,11 @@ class Sweep:
         try:
             record = train(config, hopeless=hopeless)
         except TrainingError as error:  # it diverged, and would again: that is a result
-            value = curve[-1][1] if curve else None
-            return {"state": "pruned", "value": value, "curve": curve, "epochs": len(curve), "error": str(error)}
-        curve = [(entry["epoch"], entry["top1"]) for entry in record["epochs"] if entry["top1"] is not None]
+            epochs = as_trained(claim.run)["epoch"] if claim else []
+            curve, last = _curve(epochs), epochs[-1] if epochs else {}
+            return {"state": "pruned", "value": curve[-1][1] if curve else None, "curve": curve, "error": str(error),
+                    "epochs": last.get("epoch", 0), "train_s": last.get("elapsed_s", 0.0)}  # fmt: skip
+        curve = _curve(record["epochs"])
         facts = {name: record[name] for name in ("best_top1", "train_s", "core_s", "steps", "world_size")}
         return {"state": "pruned" if behind else "complete", "value": curve[-1][1], "curve": curve,
                 "epochs": len(record["epochs"]), **facts}  # fmt: skip
@@ -137,3 +137,7 @@ class Sweep:
             "full_epochs": self.config.epochs * self.options.trials,
             "space": as_json(self._space),
         }
+
+
+def _curve(epochs: Iterable[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    return [(entry["epoch"], entry["top1"]) for entry in epochs if entry["top1"] is not None]

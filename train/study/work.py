@@ -74,6 +74,8 @@ def work_through(order: Order) -> None:
     """Raises FeedlineError or OSError for what is wrong with the study itself; a task that fails is recorded."""
     study = Path(order.study)
     work: Work = import_module(order.kind).begin(study, order.settings)
+    import torch
+
     from feedline.train.distributed import joined
 
     tasks, begun = Tasks(study), 0
@@ -95,8 +97,8 @@ def work_through(order: Order) -> None:
             except Exception as error:
                 if disk_is_full(error):
                     raise write_error(OSError(errno.ENOSPC, ""), f"working on {study}") from error
-                if world.world_size > 1:
-                    raise
+                if world.world_size > 1 or (torch.cuda.is_initialized() and not isinstance(error, FeedlineError)):
+                    raise  # the other ranks are in the middle of it; after an error CUDA may fail at every call
                 if not isinstance(error, FeedlineError):  # its record has one line of it, the log the rest
                     traceback.print_exc()
 
@@ -108,6 +110,8 @@ def main(words: str) -> None:
         os.sched_setaffinity(0, order.cores)
     if order.gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.gpus
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # what a cluster sets for the job is not of each of its trainings
+        os.environ.pop("RANK", None)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     threading.Thread(target=_end_with, args=order.starter, daemon=True).start()
     try:

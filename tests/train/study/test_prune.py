@@ -80,6 +80,14 @@ def test_the_settings_travel_as_json(run: Path, tmp_path: Path) -> None:
         settings(replace(config, study=tmp_path / "study", keep=(0.2,)))
 
 
+def test_another_dataset_than_the_run_s_is_refused_before_a_task_fails(run: Path, tmp_path: Path) -> None:
+    other = write_dataset(tmp_path / "OTHER", train=24, val=9)
+    for dataset, said in ((other, "is not what .* was trained on"), (tmp_path / "gone", "does not exist")):
+        with pytest.raises(UsageError, match=said):
+            settings(PruneConfig(run=run, study=tmp_path / "study", dataset=dataset))
+    assert not (tmp_path / "study").exists()
+
+
 def test_every_task_has_exactly_its_zeros_and_the_full_network_is_the_run_again(run: Path, tmp_path: Path) -> None:
     pruned = pruning(run, tmp_path / "study", keep=(0.4, 0.05), rewind=(0, 1))
     assert {row["top1"] for row in pruned.record()["tasks"]} == {None}

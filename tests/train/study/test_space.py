@@ -83,3 +83,16 @@ def test_what_is_fixed_by_an_option_is_not_searched(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_space(tmp_path / "none.toml", TrainConfig(dataset=Path("OUT")))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("[batch_size]\nlow = 8\nhigh = 16", {"global_batch": 32}, r"\[batch_size\] changes nothing"),
+        ("[batch_size]\nlow = 8\nhigh = 16\n[global_batch]\nchoices = [32, 64]", {}, r"\[batch_size\] changes"),
+        ("[global_batch]\nlow = 32\nhigh = 64", {}, "give choices, not a range"),
+    ],
+)
+def test_what_a_global_batch_rules_out(tmp_path: Path, text: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        read(tmp_path, text, **options)
