@@ -1,9 +1,10 @@
 """Two recordings against each other, with what the noise allows to be said. Pure."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feedline.profiling.explain.measure.rates import ERRORS_95
+from feedline.profiling.explain.measure.rates import ERRORS_95, Rate
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
 
@@ -19,8 +20,19 @@ class Versus:
     changes: list[str]  # what else is different: the bound, the wait, the top stage
 
 
+def rates_of(diagnoses: Sequence[Diagnosis]) -> list[Rate | None]:
+    """Over whole epochs where all of them have these, for what an epoch begins with may be what was mended."""
+    measured = [one.measured for one in diagnoses]
+    whole = all(one.rates.epoch_samples for one in measured)
+    return [one.over_epochs if whole else one.now for one in measured]
+
+
 def versus(before: Diagnosis, after: Diagnosis, names: tuple[str, str] = ("A", "B")) -> Versus:
-    a, b = before.measured.now, after.measured.now
+    a, b = rates_of([before, after])
+    units_of = [one.measured.unit.removesuffix("/s") for one in (before, after)]
+    if a and b and units_of[0] != units_of[1]:
+        apart = f"{names[0]} counts {units_of[0]} and {names[1]} {units_of[1]}: their rates cannot be compared."
+        return Versus(ratio=None, low=None, high=None, statement=apart, changes=_changes(before, after))
     if a is None or b is None:
         missing = f"{names[0] if a is None else names[1]} has no measured rate."
         return Versus(ratio=None, low=None, high=None, statement=missing, changes=_changes(before, after))

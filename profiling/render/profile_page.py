@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from feedline.pipeline.base.text import count_of
-from feedline.profiling.explain.difference import Versus
+from feedline.profiling.explain.difference import Versus, rates_of
 from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.measure.rates import Rate, median_rate
@@ -293,10 +293,10 @@ def host_facts(host: Mapping[str, Any]) -> dict[str, str]:
 def comparison(recordings: Sequence[tuple[str, Diagnosis]], versus: Sequence[Versus]) -> Page:
     """Two or more: the statement first, then rates and shares side by side."""
     rows: list[Bar] = []
-    for name, diagnosis in recordings:
-        rate = diagnosis.measured.now
-        low, high = (rate.low, rate.high) if rate else (None, None)
-        rows.append(Bar(label=name, value=diagnosis.samples_per_s, low=low, high=high, note=diagnosis.headline))
+    known = rates_of([diagnosis for _, diagnosis in recordings])
+    for (name, diagnosis), rate in zip(recordings, known, strict=True):
+        low, high, value = (rate.low, rate.high, rate.value) if rate else (None, None, None)
+        rows.append(Bar(label=name, value=value, low=low, high=high, note=diagnosis.headline))
     first, several = versus[0], len(versus) > 1
     changes = [
         f"{name}: {change}" if several else change

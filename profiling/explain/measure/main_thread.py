@@ -227,7 +227,7 @@ def _unpickling(recording: Recording) -> tuple[float, float]:
 def _kept_gain(kernel_share: float, faults_per_step: float, of_legs: Rate | None) -> Rate:
     """What the kernel's share of the CPU time lets expect, and what the legs say, by their errors; for another run of
     the script."""
-    expected = -FAULTS_COST * math.log(1.0 - kernel_share)
+    expected = -FAULTS_COST * math.log(1.0 - min(kernel_share, 0.95))
     error = max(LEAST_FAULTS_ERROR, FAULTS_ERROR * expected)
     if of_legs is not None:
         ours, theirs = error**-2, of_legs.error**-2

@@ -167,7 +167,7 @@ def believed(rates: Rates, data: float, error: float) -> Rates:
         return rates
     doubt = (
         f"The ceiling is not claimed: with data for free it ran at {units.rate(ceiling.value)}, but without the "
-        f"{units.percent(data)} of its time that it waits it would run at {units.rate(now.value / (1.0 - data))}."
+        f"{units.percent(data)} of its time that it waits it would run at {units.rate(now.value / (1.0 - min(data, 0.99)))}."
     )
     return replace(rates, ceiling=None, doubt=doubt, contradicted=True)
 
@@ -180,13 +180,16 @@ def _epoch(recording: Recording, steps: Sequence[Step]) -> tuple[float, float, f
     """(seconds that a pass takes beside its steps, their relative error, samples of a pass).
 
     From asking for an iterator to its first batch, in passes behind the first that trains, and from asking for a
-    batch that is not there to being told so; less the wait that the first batch would have had anyway.
+    batch that is not there to being told so (which a loop that breaks off each pass never does); less the wait that
+    the first batch would have had anyway.
     """
     loader = recording.train_loader
     passes = [epoch for epoch in recording.passes if loader is None or epoch.loader == loader.id]
     first = min((step.epoch for step in steps), default=0)
     starts = [epoch.start_s for epoch in passes if epoch.epoch > first]
-    whole = [epoch for epoch in passes if epoch.end_s is not None]
+    behind = max((epoch.epoch for epoch in passes), default=0)  # it may have ended with the script
+    broken_off = [epoch for epoch in passes if first <= epoch.epoch < behind]
+    whole = [epoch for epoch in passes if epoch.end_s is not None] or broken_off
     if not starts or not whole or not steps:
         return 0.0, 0.0, None
     beside_s = statistics.fmean(starts) + statistics.fmean(epoch.end_s or 0.0 for epoch in whole)

@@ -205,16 +205,16 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float, 
     for series in (series for series in recording.series if series.name in own):
         sampled += 0.0 if series.scope == "host" else mean_over(series, windows) or 0.0
     host = of_host.get("cpu_cores", 0.0) + of_host.get("steal_cores", 0.0)
-    others = max(
-        0.0, host - max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
-    )
+    own_cores = max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
+    others = max(0.0, host - own_cores)
+    taken = min(others, max(0.0, cores - own_cores))  # of those that it may use
     full = host >= FULL * float(recording.host.get("cores") or cores)
     return Machine(
         cores=cores,
         ranks=max(1, recording.compute.world_size),
         on_cpu=recording.compute.device == "cpu",
         others_busy=others,
-        others_cores=min(others, cores) if full and others >= NOTABLE * cores else 0.0,
+        others_cores=taken if full and taken >= NOTABLE * cores else 0.0,
         throttled=min(1.0, of_host.get("cgroup_throttled", 0.0) / cores),  # added up over the cores
     )
 
@@ -253,6 +253,13 @@ class Situation:
         return self.measured.loader.dataset_samples if self.measured.loader else None
 
     @property
+    def batch_samples(self) -> float:
+        """Of a batch; what came on average where the loader does not tell (`batch_size=None`)."""
+        steps, loader = self.recording.measured(), self.measured.loader
+        seen = sum(step.samples for step in steps) / len(steps) if steps else 1.0
+        return (loader and loader.batch_size) or max(1.0, seen)
+
+    @property
     def hardly_waits(self) -> bool:
         """No time is lost on data: neither in waiting for it nor in cores that workers take from the model."""
         return self.measured.trainer.shares.data < HARDLY and self.ceiling < 1.1 * self.rate.value
@@ -276,8 +283,7 @@ class Situation:
 
     def kept_start_s(self, worker_s: float) -> float:
         """What an epoch begins with when workers live on: one of them prepares the first batch, the others wait."""
-        batch = self.measured.loader.batch_size if self.measured.loader else None
-        return min(self.now.epoch_start_s, (batch or 1) * worker_s)
+        return min(self.now.epoch_start_s, self.batch_samples * worker_s)
 
 
 def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | None:

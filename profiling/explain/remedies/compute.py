@@ -22,6 +22,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Vain,
     launcher,
     lines_of,
+    loader_line,
     script_command,
 )
 from feedline.profiling.record import units
@@ -34,6 +35,10 @@ CHANNELS_LAST = """model = model.to(memory_format=torch.channels_last)
 images = images.to(memory_format=torch.channels_last)"""
 AUTOCAST = """with torch.autocast("cuda", dtype=torch.bfloat16):
     loss = criterion(model(images), labels)"""
+NEEDS = {
+    "layout": "reshape or flatten where the model or the loop says view",
+    "autocast": "a GPU with bfloat16 (Ampere or later); else float16 and a GradScaler",
+}
 KEEP_MEMORY = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
 
 
@@ -53,7 +58,7 @@ def pinned(at: Situation) -> Iterable[Change]:
         share, faster = units.percent(at.measured.trainer.shares.copy), units.times(PINNED_SPEEDUP)
         why = f"copies take {share} of a step; pinned ones are typically {faster} as fast (not measured here)"
     yield Change(family="pin", remedy="pin_memory=True", then=then, effort=Effort.SETTING, why=why, extra_error=error,
-                 command="DataLoader(…, pin_memory=True)\nimages = images.to(device, non_blocking=True)",
+                 command=loader_line(at, "pin_memory=True") + "\nimages = images.to(device, non_blocking=True)",
                  settings={"pin_memory": True}, cause=at.measured.trainer.shares.copy >= COPY_BOUND,
                  ceiling_times=math.inf)  # fmt: skip
 
@@ -113,7 +118,8 @@ def faster_model(at: Situation) -> Iterable[Change]:
     typical = (1.15 if on_gpu else 1.1, 0.12)
     times, error = (gain.value, gain.error) if gain else typical
     ways: list[tuple[str, str, str, float, float, bool]] = []
-    if not compute.channels_last and pictures:
+    convolves = not compute.parameters or compute.channels_last is not None
+    if not compute.channels_last and pictures and convolves:
         ways.append(("layout", "channels_last", CHANNELS_LAST, times, error, gain is not None))
     if on_gpu and not compute.autocast:
         ways.append(("autocast", "autocast bf16", AUTOCAST, 1.5, 0.25, False))
@@ -130,6 +136,7 @@ def faster_model(at: Situation) -> Iterable[Change]:
             family=family, remedy=name, then=then, effort=Effort.CODE, why=why, command=command, cost="two lines",
             extra_error=error, measured=measured,
             changes="the forward pass computes in bfloat16" if family == "autocast" else "", ceiling_times=math.inf,
+            needs=NEEDS[family],
         )  # fmt: skip
 
 
@@ -156,7 +163,8 @@ def kept_memory(at: Situation) -> Iterable[Change]:
 def more_gpus(at: Situation) -> Iterable[Change]:
     seen = len(at.recording.gpus) or len(at.recording.host.get("gpus") or ())  # of the first none is hidden from it
     alone = at.now.ranks == 1 and not launcher(at.recording)
-    if not at.recording.compute.device.startswith("cuda"):
+    used = sum(bool(gpu.process_memory_bytes) for gpu in at.recording.gpus)
+    if not at.recording.compute.device.startswith("cuda") or used > at.now.ranks:  # DataParallel, a model in parts
         return
     limit, program = at.now.binding(), launcher(at.recording)
     for ranks in (count for count in (2, 4, 8) if at.now.ranks < count <= max(seen, 2 * at.now.ranks)):

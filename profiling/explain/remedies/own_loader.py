@@ -19,6 +19,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Vain,
     error_between,
     lines_of,
+    loader_line,
 )
 from feedline.profiling.record import units
 
@@ -32,6 +33,12 @@ NO_WAIT = Vain("the loop hardly waits for data")
 def unwatched(at: Situation) -> bool:
     """Its batches come from no loader that is known: a generator, a queue."""
     return at.measured.loader is None or at.measured.loader.unwatched
+
+
+def iterates(at: Situation) -> bool:
+    """Its dataset is no map of indices but gives its samples in turn."""
+    loader = at.measured.loader
+    return loader is not None and ".__iter__ is code of its own" in (loader.refused or "")
 
 
 def share_of(at: Situation, *stages: str) -> float:
@@ -73,20 +80,20 @@ def other_workers(at: Situation) -> Iterable[Change]:
     counts = {int(share), *at.workers, *(2**power for power in range(6) if 2**power <= top)}
     counts |= {0} if handing_over(at) else set()
     for count in sorted(counts - {at.now.workers}):
-        then, persists = at.with_workers(count), ", persistent_workers=True" if count else ""
-        more = count > at.now.workers
+        then, more = at.with_workers(count), count > at.now.workers
+        shares_out = iterates(at) and count > 1
         yield Change(
             family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
             effort=Effort.SETTING, why=_why_workers(at, then), settings={"num_workers": count},
-            command=_workers_line(at, f"num_workers={count}{persists}"), cause=more and (waits or not at.now.workers),
+            command=_workers_line(at, count), cause=more and (waits or not at.now.workers),
+            needs="a dataset that shares its samples out among workers (get_worker_info): else each gives all of them"
+            if shares_out else "",
         )  # fmt: skip
 
 
-def _workers_line(at: Situation, words: str) -> str:
-    loader = at.measured.loader
-    if loader is not None and loader.kind == "torchdata.nodes":
-        return f"ParallelMapper(…, {words.partition(',')[0]})"
-    return f"DataLoader(…, {words})"
+def _workers_line(at: Situation, count: int) -> str:
+    line = loader_line(at, f"num_workers={count}", ", persistent_workers=True" if count else "")
+    return line if count else f"{line}  # without persistent_workers and prefetch_factor"
 
 
 def _why_workers(at: Situation, then: Throughput) -> str:
@@ -134,7 +141,7 @@ def prefetch(at: Situation) -> Iterable[Change]:
             then = replace(at.now, worker_s=at.now.worker_s / (0.5 + 0.5 * room), contention={})
             why, error = f"the loader alone reaches {units.rate(alone.value)}: its batches come unevenly", 0.15
     yield Change(family="prefetch", remedy=f"prefetch_factor={deeper}", then=then, effort=Effort.SETTING, why=why,
-                 command=f"DataLoader(…, prefetch_factor={deeper})", settings={"prefetch_factor": deeper},
+                 command=loader_line(at, f"prefetch_factor={deeper}"), settings={"prefetch_factor": deeper},
                  extra_error=error)  # fmt: skip
 
 
@@ -160,7 +167,7 @@ def kept_iterator(at: Situation) -> Iterable[Change]:
     restart_s = at.measured.restart_s
     if not restart_s:
         return
-    batch_s = restart_s * ((at.measured.loader and at.measured.loader.batch_size) or 1)
+    batch_s = restart_s * at.batch_samples
     yield Change(
         family="persistent", remedy="one iterator for all steps", effort=Effort.CODE, cause=True,
         then=replace(at.now, restart_s=0.0), ceiling_times=math.inf,

@@ -75,6 +75,12 @@ class Change(Offer):
 
 
 Remedy = Callable[[Situation], Iterable[Change]]
+LINES = {
+    "torchdata.nodes": "ParallelMapper(…, {})",
+    "webdataset": "wds.WebLoader(dataset, batch_size=None, {})",
+    "feedline": "Loader(…, {})",
+}
+"""By kind of loader; of others it is torch's."""
 AT_MOST = "this is what it would give if it cost nothing"
 
 
@@ -95,6 +101,12 @@ def error_between(least: Throughput, most: Throughput) -> float:
 def without_handover(at: Situation) -> float:
     """How far it moves the ceiling that batches need no unpickling."""
     return (at.now.step_s + at.now.handover_s) / at.now.step_s if at.now.step_s else 1.0
+
+
+def loader_line(at: Situation, words: str, of_torch: str = "") -> str:
+    """The call that makes the script's loader, with these words, and those that torch's alone needs."""
+    kind = at.measured.loader.kind if at.measured.loader else ""
+    return LINES[kind].format(words) if kind in LINES else f"DataLoader(…, {words}{of_torch})"
 
 
 def launcher(recording: Recording) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+from feedline.profiling.explain.measure.from_storage import READ_AHEAD
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import busiest
@@ -113,7 +114,11 @@ def place_of(at: Situation, stage: str) -> str:
 
 def own_collate(at: Situation) -> bool:
     """Also where nothing says whose it is: what torch calls for a batch (fetch.py) and is not its own."""
-    return not place_of(at, "collate").startswith(TORCHS_COLLATE)
+    return not _is_ours(at) and not place_of(at, "collate").startswith(TORCHS_COLLATE)
+
+
+def _is_ours(at: Situation) -> bool:
+    return at.measured.loader is not None and at.measured.loader.kind in READ_AHEAD
 
 
 def slow_worker(at: Situation) -> Iterable[Change]:
@@ -139,10 +144,10 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     workers = at.measured.workers
     if not workers.alone_s or not at.now.worker_s or workers.slow is not None:
         return  # where one worker is slow, its stages are not those of all
-    opens = OPENS.search(place_of(at, "read")) and not _one_each(
-        at
-    )  # other reading is for caches and storage to cure
-    stages = {name: surely(at, name) for name in CURES if name != "read" or opens}
+    # Other reading is for caches and storage to cure; of feedline's loader only this is the user's code.
+    opens = OPENS.search(place_of(at, "read")) and not _one_each(at)
+    cures = ("transform", "blocked", "lock") if _is_ours(at) else CURES
+    stages = {name: surely(at, name) for name in cures if name != "read" or opens}
     top = max(stages, key=lambda name: stages[name])
     for stage, share in stages.items():
         if (stage == top and share >= NOTABLE) or (stage == "lock" and share >= LOCKED):
@@ -231,12 +236,12 @@ def lighter_batches(at: Situation) -> Iterable[Change]:
 def uint8(at: Situation) -> Iterable[Change]:
     """Four times fewer bytes to collate, send, unpickle and copy; made float and normalised on the device."""
     loader, stages, now = at.measured.loader, at.measured.workers.stage_alone_s, at.now
-    if loader is None or not any("float32" in kind for kind in loader.batch_dtypes):
+    if loader is None or _is_ours(at) or not any("float32" in kind for kind in loader.batch_dtypes):
         return
     if loader.batch_shapes and not any(len(shape) == 4 for shape in loader.batch_shapes):
         return  # no pictures
     # Only what goes with the bytes gets cheaper: a collate function with costs of its own keeps them.
-    per_sample = (loader.batch_bytes or 0) / max(loader.batch_size or 1, 1)
+    per_sample = (loader.batch_bytes or 0) / at.batch_samples
     moving_s = min(stages.get("collate", 0.0) + stages.get("send", 0.0), per_sample * MOVING_S_PER_BYTE)
     saved_s, copy_s = min(now.worker_s, 0.75 * moving_s), 0.75 * (at.measured.trainer.copy_s or 0.0)
     made_s = per_sample * FLOAT_S_PER_BYTE if at.measured.machine.on_cpu else 0.0  # float again

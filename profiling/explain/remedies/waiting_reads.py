@@ -13,10 +13,11 @@ from dataclasses import replace
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.from_storage import IN_SEQUENCE, READ_AHEAD
 from feedline.profiling.explain.measure.situation import Situation
-from feedline.profiling.explain.remedies.own_loader import unwatched
+from feedline.profiling.explain.remedies.own_loader import iterates, unwatched
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, error_between
 from feedline.profiling.record import units
 
+INDEXED = ("torch", "torchdata")  # kinds of loaders that hand a dataset the indices of a batch
 AT_ONCE = 16  # reads that a worker has under way where it reads a batch's files together
 FASTER = 1.2  # times that reads in sequence must be as fast as random ones before the order is worth a word
 TRIED_ERROR = 0.15  # of reads tried behind the run, beside what other processes do then
@@ -25,10 +26,10 @@ TRIED_ERROR = 0.15  # of reads tried behind the run, beside what other processes
 def read_together(at: Situation) -> Iterable[Change]:
     """For a map-style dataset, which torch hands all indices of a batch."""
     storage = at.measured.storage
-    if not storage.limits or storage.reads is None or unwatched(at) or storage.kind in (*READ_AHEAD, *IN_SEQUENCE):
+    if not storage.limits or storage.reads is None or storage.kind not in INDEXED or iterates(at):
         return
-    batch = (at.measured.loader and at.measured.loader.batch_size) or AT_ONCE
-    reads, count = storage.reads, min(AT_ONCE, batch) * storage.readers
+    batch = at.batch_samples
+    reads, count = storage.reads, int(min(AT_ONCE, batch)) * storage.readers
     given, waited_s = reads.random_at(count), storage.blocked_with(count)
     first_s = waited_s / batch  # of a batch's reads; the others come while those before are worked on
     yield Change(

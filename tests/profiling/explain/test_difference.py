@@ -7,6 +7,7 @@ import pytest
 
 from feedline.profiling.explain.difference import versus
 from feedline.profiling.explain.verdict import Diagnosis, diagnose
+from feedline.profiling.record.recording import LoaderPass
 from tests.profiling.recordings import made
 
 
@@ -43,3 +44,23 @@ def test_what_ran_beside_other_programs_is_not_called_slower_for_good() -> None:
     beside = replace(slow, measured=replace(slow.measured, machine=machine))
     words = versus(alone, beside, ("before", "after")).statement
     assert "beyond noise" not in words and "beside after other programs took 1.3 of the 4 cores" in words
+
+
+def test_what_epochs_begin_with_counts_where_all_were_seen_whole() -> None:
+    """The same loop, once with workers that live on."""
+    passes = [
+        [LoaderPass(epoch=epoch, samples=320, start_s=start_s, end_s=0.0) for epoch in range(6)]
+        for start_s in (0.95, 0.05)
+    ]
+    slow, kept = (diagnose(made(wait_s=0.01, compute_s=0.08, passes=each)) for each in passes)
+    found = versus(slow, kept)
+    assert found.ratio == pytest.approx(0.9 + 0.94, rel=0.1) and "faster beyond noise" in found.statement
+    unseen = diagnose(made(wait_s=0.01, compute_s=0.08))
+    assert versus(slow, unseen).ratio == pytest.approx(1.0, abs=0.01), "between batches, as of the other one"
+
+
+def test_steps_and_samples_are_not_divided() -> None:
+    samples = made()
+    steps = replace(samples, loaders=[replace(samples.loaders[0], kind="unwatched")])
+    found = versus(diagnose(steps), diagnose(samples))
+    assert found.ratio is None and found.statement == "A counts steps and B samples: their rates cannot be compared."

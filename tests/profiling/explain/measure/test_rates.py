@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from feedline.profiling.explain.measure.rates import ERRORS_90
+from feedline.profiling.explain.measure.rates import ERRORS_90, believed
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import Leg, LoaderPass, Recording
@@ -125,3 +125,21 @@ def test_a_single_window_is_no_surer_than_a_stretch_of_the_loop_as_long() -> Non
     assert not measure(replace(steady, steps=uneven)).rates.loader_only
     several = replace(window, samples_per_s=[300.0, 305.0, 302.0], window_s=[1.2] * 3)
     assert measure(replace(steady, steps=uneven, legs=[several])).rates.loader_only[1].error < 0.05
+
+
+def test_passes_that_the_loop_breaks_off_begin_with_something_too() -> None:
+    """Five batches of each; whether the last one was whole nobody knows."""
+    seen = made(wait_s=0.01, compute_s=0.03, steps=60)
+    steps = [replace(step, epoch=number // 5) for number, step in enumerate(seen.steps)]
+    passes = [LoaderPass(epoch=epoch, samples=160, start_s=0.4, end_s=None) for epoch in range(12)]
+    rates = measure(replace(seen, steps=steps, passes=passes)).rates
+    assert rates.epoch_samples == 160 and rates.epoch_start_s == pytest.approx(0.39)
+    assert rates.start_share > 0.5
+    alone = measure(replace(seen, passes=[LoaderPass(epoch=0, samples=1920, start_s=0.4, end_s=None)])).rates
+    assert alone.epoch_samples is None
+
+
+def test_a_loop_that_only_waits_contradicts_its_ceiling_in_words() -> None:
+    seen = with_legs([300.0] * 3, [356.0] * 3)
+    rates = measure(seen).rates
+    assert believed(replace(rates, ceiling=rates.now), 1.0, 0.0).contradicted

@@ -78,3 +78,24 @@ def test_steal_and_throttling_are_read_as_the_sampler_calls_them(monkeypatch: py
     assert found.measured.machine.others_cores > 2
     assert found.measured.machine.throttled == pytest.approx(0.4)
     assert any("A quota kept the script from running 40 % of the time" in sentence for sentence in found.evidence)
+
+
+@pytest.mark.parametrize(("own", "taken"), [(4.0, 0.0), (2.5, 1.5)])
+def test_others_have_no_more_than_the_script_lacks_of_its_own_cores(own: float, taken: float) -> None:
+    """Four cores of 64, and the neighbours fill the rest."""
+    times = [float(second) for second in range(10)]
+    host, trainer = (
+        Series(name="cpu_cores", unit="cores", scope=scope, source="/proc", t_s=times, values=[cores] * 10)
+        for scope, cores in (("host", 62.0), ("trainer", own))
+    )
+    seen = made(series=[host, trainer], cores=4)
+    machine = measure(replace(seen, host={**seen.host, "cores": 64})).machine
+    assert machine.others_cores == taken
+
+
+def test_a_batch_whose_size_the_loader_does_not_tell_is_as_large_as_those_that_came() -> None:
+    seen = made(batch=48)
+    untold = replace(seen, loaders=[replace(seen.loaders[0], batch_size=None)])
+    for one in (seen, untold):
+        at = situation(measure(one))
+        assert at is not None and at.batch_samples == 48

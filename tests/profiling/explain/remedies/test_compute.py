@@ -9,7 +9,7 @@ import pytest
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.remedies.remedy import Effort
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.record.recording import Compute, LoaderPass, Recording, Script
+from feedline.profiling.record.recording import Compute, Gpu, LoaderPass, Recording, Script
 from tests.profiling.recordings import made
 
 GPU = Compute(device="cuda:0", channels_last=True)
@@ -140,3 +140,22 @@ def test_gpus_are_a_change_of_code_for_a_script_that_knows_of_one() -> None:
     known = replace(two, compute=replace(GPU, world_size=2), host={**seen.host, "gpus": ["A"] * 4})
     more = next(one for one in diagnose(known).predictions if one.remedy == "4 GPUs")
     assert more.effort == Effort.SETTING and not more.needs
+
+
+def offered(seen: Recording, family: str) -> list[Prediction]:
+    return [one for one in diagnose(seen).predictions if one.family == family]
+
+
+def test_what_a_change_of_the_model_needs_is_said() -> None:
+    seen = made(wait_s=0.0, starved_s=0.0, compute_s=0.1, device="cuda:0")
+    (layout,), (autocast,) = offered(seen, "layout"), offered(seen, "autocast")
+    assert "where the model or the loop says view" in layout.needs and "bfloat16" in autocast.needs
+    dense = replace(seen, compute=replace(seen.compute, parameters=1000, channels_last=None))
+    assert not offered(dense, "layout"), "it has no kernels to lay out"
+
+
+def test_a_model_that_is_on_two_gpus_already_is_not_sold_a_second() -> None:
+    seen = made(wait_s=0.0, starved_s=0.0, compute_s=0.1, device="cuda:0")
+    of_mine = [Gpu(uuid=f"GPU-{n}", process_memory_bytes={"trainer": 1e9}) for n in range(2)]
+    assert offered(replace(seen, gpus=[of_mine[0], Gpu(uuid="GPU-1")]), "gpus")
+    assert not offered(replace(seen, gpus=of_mine), "gpus")

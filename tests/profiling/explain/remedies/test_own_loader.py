@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Costs, Recording
@@ -96,3 +98,33 @@ def test_more_workers_wait_for_another_thread_as_this_one_does() -> None:
     assert found.cause.kind == "blocked" and "in waiting for another thread" in found.cause.words
     assert not [one for one in found.predictions if one.helps and one.family == "workers"]
     assert first(seen).remedy == "no waiting outside"
+
+
+def test_a_dataset_that_gives_its_samples_in_turn_must_share_them_out() -> None:
+    seen = made(workers=0)
+    iterable = replace(seen.loaders[0], refused="Photos.__iter__ is code of its own")
+    more = of_family(replace(seen, loaders=[iterable]), "workers")
+    assert {one.remedy: "get_worker_info" in one.needs for one in more} == {
+        "num_workers=1": False, "num_workers=2": True, "num_workers=4": True
+    }  # fmt: skip
+    assert not any(one.needs for one in of_family(seen, "workers"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("torch", "DataLoader(…, num_workers=4, persistent_workers=True)"),
+        ("webdataset", "wds.WebLoader(dataset, batch_size=None, num_workers=4)"),
+        ("feedline", "Loader(…, num_workers=4)"),
+    ],
+)
+def test_workers_are_asked_for_as_the_loader_takes_them(kind: str, line: str) -> None:
+    seen = made(workers=2)
+    of_kind = replace(seen, loaders=[replace(seen.loaders[0], kind=kind)])
+    assert [one.command for one in of_family(of_kind, "workers") if one.remedy == "num_workers=4"] == [line]
+
+
+def test_no_workers_go_with_nothing_that_is_of_workers() -> None:
+    seen = made(wait_s=0.05, compute_s=0.05, stages={"decode": 0.00001}, cores=4)
+    none = next(one for one in diagnose(seen).predictions if one.remedy == "num_workers=0")
+    assert none.command == "DataLoader(…, num_workers=0)  # without persistent_workers and prefetch_factor"

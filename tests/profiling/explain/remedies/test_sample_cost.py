@@ -8,6 +8,7 @@ import pytest
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions
 from feedline.profiling.explain.remedies.remedy import image_size
+from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Recording, Trial
 from tests.profiling.recordings import made
 
@@ -113,3 +114,12 @@ def test_an_archive_opened_for_every_sample_is_to_be_opened_once() -> None:
     assert any(one.target == "read" and one.needs == "an archive that holds many samples" for one in found)
     with pytest.raises(StopIteration):  # what reads files is a matter of storage
         of_family("stage", stages, functions={"read data.py:Photos.__getitem__:12": 9.0})
+
+
+def test_of_feedlines_own_loader_nothing_is_said_to_be_the_users_but_transforms() -> None:
+    seen = made(stages={"read": 0.0001, "decode": 0.003, "transform": 0.001, "collate": 0.002})
+    ours = replace(seen, loaders=[replace(seen.loaders[0], kind="feedline")])
+    theirs, mine = ({one.family for one in diagnose(one).predictions} for one in (seen, ours))
+    assert {"stage", "uint8"} <= theirs
+    assert not {"uint8", "send"} & mine
+    assert not [one.remedy for one in diagnose(ours).predictions if one.remedy.startswith(("cheaper d", "cheaper c"))]

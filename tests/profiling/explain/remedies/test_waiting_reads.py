@@ -42,7 +42,7 @@ def test_a_batchs_reads_at_once_take_the_waiting_away_up_to_what_storage_gives()
     assert of_family(reading(reads=slow), "ahead")[0].samples_per_s < 300
 
 
-@pytest.mark.parametrize("kind", ["webdataset", "feedline", "unwatched"])
+@pytest.mark.parametrize("kind", ["webdataset", "feedline", "unwatched", "fastai", "torchdata.nodes"])
 def test_it_is_for_map_style_datasets(kind: str) -> None:
     assert not of_family(reading(kind), "ahead")
 
