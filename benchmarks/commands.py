@@ -21,7 +21,7 @@ from typing import Any
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_atomically
 
-FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()"]
+FEEDLINE = [sys.executable, "-P", "-c", "from feedline.cli.main import run; run()"]
 """The same interpreter whatever is on PATH."""
 PATIENCE_S = 15.0
 """How long a command may take to clean up after Ctrl-C."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks import commands
-from feedline.benchmarks.commands import CommandError, Done, Step
+from feedline.benchmarks.commands import Done, Step
 from feedline.benchmarks.ladder import NAIVE
 from feedline.benchmarks.measure.rounds import require_torch
 from feedline.benchmarks.pages import ladder_section
@@ -113,14 +113,7 @@ def run_steps(
     for number, chapter in enumerate(story, 1):
         step = chapter.step
         begin(number, len(story), chapter)
-        try:
-            done = commands.run(step, keep, reuse=not chapter.always, keep_text=step.program)
-        except CommandError:
-            if step.name != "verify":
-                raise
-            prepare = next(other.step for other in story if other.step.name == "prepare")
-            commands.run(prepare, keep, reuse=False)  # kept shards that fail the check are prepared again, once
-            done = commands.run(step, keep, reuse=False)
+        done = commands.run(step, keep, reuse=not chapter.always, keep_text=step.program)
         results[step.name] = done
         end(done)
     return results

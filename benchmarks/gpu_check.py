@@ -9,6 +9,7 @@ all of them again for as long as the time allows. Checksums are off: a training 
 Without a GPU there are the loader's rates, to the host; and the rest on the CPU for a model that is asked for.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -198,7 +199,8 @@ def cores_needed(rates: Mapping[int, float], wanted: float) -> float | None:
         if known[more] >= wanted:
             return fewer + (more - fewer) * (wanted - known[fewer]) / (known[more] - known[fewer])
     most = counts[-1]
-    if len(counts) > 1 and rates[most] < (1 + NOTABLE) * rates[counts[-2]]:
+    half = max((count for count in counts if 2 * count <= most), default=None)
+    if half and rates[most] < (1 + NOTABLE) * rates[half]:
         return None
     return most * wanted / rates[most]
 
@@ -286,7 +288,7 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     least = min(needs, key=lambda need: need["cores"], default=None)
     more = ""
     if least and least["cores"] > record["cores"]:
-        more = f"; {least['way']} on {count_of(round(least['cores']), 'core')} would do"
+        more = f"; {least['way']} on {count_of(math.ceil(least['cores']), 'core')} would do"
     words = f"{who} cannot feed {device}: {name} gets {100 * worst['share']:.0f} %"
     return {"statement": f"{words} of its ceiling, from {worst['way']}{more}.", "fed_all": False}
 

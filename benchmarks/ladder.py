@@ -210,10 +210,6 @@ def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:
 def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recording:
     """The recording with what loading its own samples would cost from the shards that will be climbed on; with the
     trials it has where the samples are gone."""
-    tried = {(trial.codec, trial.size_px, trial.loader) for trial in recording.trials}
-    wanted = {("jpeg", size_px, "feedline"), ("as-is", None, "script")}
-    if wanted | ({("raw", raw_px, "feedline")} if raw_px else set()) <= tried:
-        return recording
     raw = [Output(codec="raw", size_px=raw_px, resize="square")] if raw_px else []
     forms = (Output(codec="keep"), Output(codec="jpeg", size_px=size_px), *raw)
     return replace(recording, trials=what_if(recording, forms=forms, script_loader=True) or recording.trials)

@@ -90,7 +90,7 @@ class SplitStorage:
         """Of `feedline plan`."""
         reads, sequential = self.reads, self.reads.sequential_bytes_per_s
         given = {"bandwidth": sequential, "random-bandwidth": reads.best_random_bytes_per_s}
-        rates = [f"--{name} {rate / 1e6:.3g}MB/s" for name, rate in given.items() if rate is not None]
+        rates = [f"--{name} {rate / 1e6:.2f}MB/s" for name, rate in given.items() if rate is not None]
         return " ".join([*rates, f"--latency-ms {1e3 * reads.latency_s:.3g}"])
 
     def _order(self) -> str:
@@ -98,7 +98,7 @@ class SplitStorage:
             why = "shards in sequence would not come notably faster"
             if self.reads.sequential_bytes_per_s is None:
                 why = "its files are too short for sequential reads to be told"
-            elif self.window_fits < 1:
+            elif self.window_fits < 1 and is_faster_in_sequence(self.reads):
                 why = "not even a window of one shard fits into memory: prepare smaller shards (--shard-size)"
             return f"full random order (window_shards=0, the default on disks): {why}"
         classes, at_random, again = map(units.number, self.shuffle)
@@ -147,9 +147,13 @@ def storage_of(split: Path, seconds: float = SECONDS) -> SplitStorage:
 
 def advised_window(reads: Reads, shards: int, shard_bytes: float, room_bytes: float) -> int:
     """Shards to mix at a time where random reads are slow, as many as fit; 0 where full random order is as good."""
+    return min(window_fits(shards, shard_bytes, room_bytes), MOST_WINDOW) if is_faster_in_sequence(reads) else 0
+
+
+def is_faster_in_sequence(reads: Reads) -> bool:
+    """Notably, where that was told."""
     sequential = reads.sequential_bytes_per_s
-    slow = sequential is not None and sequential >= FASTER * reads.best_random_bytes_per_s
-    return min(window_fits(shards, shard_bytes, room_bytes), MOST_WINDOW) if slow else 0
+    return sequential is not None and sequential >= FASTER * reads.best_random_bytes_per_s
 
 
 def found_again(share: float) -> float:

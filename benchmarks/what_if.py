@@ -15,10 +15,9 @@ import io
 import math
 import statistics
 import tarfile
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import read_bounded, write_atomically
+from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.pillow import NAMES
@@ -44,8 +44,6 @@ from feedline.profiling.record.recording import Recording, Trial
 MARGIN = 8 / 7  # of the stored short side over the crop: 256 px for 224, as everybody has it
 STEP_PX = 32
 MOST_RAW_PX = 128  # larger squares of pixels take more of the disk than most originals
-OF_THE_JOB = ("num_workers", "rank", "world_size", "transform", "batch_transform", "pin_memory", "seed")
-"""Settings of a loader that a trial does without."""
 PSNR_SAMPLES = 24
 MOST_BYTES = 1 << 26  # what is larger is taken for no image
 MOST_BYTES_IN_ALL = 1 << 28  # they stay in memory, as do their forms
@@ -99,21 +97,17 @@ def trials(
     forms: Sequence[Output],
     samples: int = 200,
     rounds: int = 3,
-    options: Mapping[str, Any] | None = None,
     script_loader: bool = False,
 ) -> list[Trial]:
     """One trial per form and loader, on at most so many samples. Files that are no images (nor tars of images) are
-    passed over. `options`: LoaderConfig fields that the script's own loader would get (`options_like`).
-    `script_loader`: also with the usual PIL transforms, where torchvision is installed."""
+    passed over. `script_loader`: also with the usual PIL transforms, where torchvision is installed."""
     originals = [data for data in samples_of(paths, samples) if is_usable(data)] if forms else []
     if not originals:
         return []
-    settings = {"image_size": image_size_px, **(options or {})}
-    settings = {name: value for name, value in settings.items() if name not in OF_THE_JOB}
     transform = usual_transform(image_size_px) if script_loader else None
-    with tempfile.TemporaryDirectory(prefix="feedline-whatif-") as folder, ExitStack() as stack:
-        made = [prepare_form(originals, form, Path(folder)) for form in forms]
-        ways = [(form, *way) for form in made for way in ways_to_load(form, settings, transform, stack)]
+    with scratch_folder("whatif") as folder, ExitStack() as stack:
+        made = [prepare_form(originals, form, folder) for form in forms]
+        ways = [(form, *way) for form in made for way in ways_to_load(form, image_size_px, transform, stack)]
         costs: list[list[float]] = [[] for _ in ways]
         for turn in range(rounds + 1):
             for (_, _, load), measured in zip(ways, costs, strict=True):
@@ -178,7 +172,7 @@ def members_of(path: Path, most: int) -> Iterator[bytes]:
 
 def is_usable(data: bytes) -> bool:
     try:
-        Preparer((Output(codec="jpeg", size_px=64),))(data)
+        Preparer(tuple(Output(codec=codec, size_px=64) for codec in ("jpeg", "planes")))(data)
     except BadImage:
         return False
     return True
@@ -244,14 +238,14 @@ Transform = Callable[[Image.Image], Any]
 
 
 def ways_to_load(
-    form: Form, settings: Mapping[str, Any], transform: Transform | None, stack: ExitStack
+    form: Form, image_size_px: int, transform: Transform | None, stack: ExitStack
 ) -> Iterator[tuple[str, Load]]:
     """With feedline's loader in this process, which `stack` closes, and as the script would. What cannot be loaded
     fails in the call."""
     from feedline.pipeline.loader import Loader
 
-    batch_size = min(settings.get("batch_size", 32), len(form.members))
-    loader = Loader(form.split, **{**settings, "batch_size": batch_size}, num_workers=0, seed=1)
+    batch_size = min(32, len(form.members))
+    loader = Loader(form.split, batch_size=batch_size, image_size=image_size_px, num_workers=0, seed=1)
     stack.callback(loader.close)
     yield "feedline", lambda: sum(len(labels_N) for _, labels_N in loader)
     if transform is not None and (form.output.form.image_file or not form.output.form.lossy):

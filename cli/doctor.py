@@ -70,13 +70,15 @@ def storage(dataset: Path) -> Iterator[Fact]:
 
 
 def images(versions: dict[str, str]) -> Iterator[Fact]:
-    if importlib.util.find_spec("PIL") is None:
-        yield Fact("pil", "Pillow", None, "none", "pip install pillow-simd (or pillow)")
+    try:
+        import PIL.features
+    except ImportError as error:
+        there = importlib.util.find_spec("PIL") is not None
+        words, remedy = (f"does not load: {error}", REINSTALL) if there else ("none", "pip install pillow-simd (or pillow)")
+        yield Fact("pil", "Pillow", None, words, remedy)
         yield Fact("formats", "more formats", None, "none")
         yield Fact("libjpeg_turbo", "libjpeg-turbo", None, "none")
         return
-    import PIL.features
-
     active = PIL.__version__
     flavour = "pillow-simd" if "post" in active else "pillow"
     remedy = ""
@@ -123,7 +125,7 @@ def torch(host: dict[str, Any]) -> Iterator[Fact]:
     version, vision = (host["versions"].get(name) for name in ("torch", "torchvision"))
     remedy = ""
     if version and vision:  # in a process of its own: imports stick
-        command_line = [sys.executable, "-c", "import torchvision"]
+        command_line = [sys.executable, "-P", "-c", "import torchvision"]
         done = subprocess.run(command_line, stderr=subprocess.PIPE, text=True, check=False)
         problem = done.stderr.strip().rpartition("\n")[2]
         remedy = f"torchvision does not import ({problem}): install a matching pair" if done.returncode else ""

@@ -1,16 +1,17 @@
 """Does `profile` say that a script waits for storage, every time; and do its remedies give what it predicts?
 
-    python -m feedline.benchmarks.experiments.cold_profile --work DIR [--repeats 10 --latency-ms 8 --images 1600]
+    python -m feedline.benchmarks.experiments.cold_profile --work DIR [--repeats 10 --latency-ms 8 --images 3200]
 
 `benchmarks/naive.py` reads an image folder through a file system of the kernel's that answers each request later
 (tests/lab/slow_files.py; needs root), mounted anew for every run, so that nothing is in memory. Each repeat profiles
-it as it is, and again when all is in memory; then it is run as each remedy says: more workers, the reads of a batch
-at once, a local copy. Right is a profile that is data-bound and names storage; a prediction is right within a
+it as it is, and again when all is in memory; then it is run as each remedy says, three times as long: more workers,
+the reads of a batch at once, a local copy. Right is a profile that is data-bound and names storage; a prediction is right within a
 quarter of what the remedy gave in the same repeat, and so is that of a first epoch by the profile from memory.
 Writes results/cold-profile.json.
 """
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -49,7 +50,7 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    given = options(__doc__, "cold-profile.json", "--work", repeats=10, latency_ms=8.0, images=1600, steps=24)
+    given = options(__doc__, "cold-profile.json", "--work", repeats=10, latency_ms=8.0, images=3200, steps=24)
     if why := why_not():
         raise UsageError(why)
     photos, together = given.work / f"photos-{given.images}", given.work / "together.py"
@@ -57,12 +58,13 @@ def main() -> None:
         synth(SynthConfig(out=str(photos), images=given.images, layout="folder"))
     together.write_text(TOGETHER)
     run = partial(ran, photos, given.work / "slow", given.latency_ms / 1e3, given.steps)
+    longer = partial(ran, photos, given.work / "slow", given.latency_ms / 1e3, 3 * given.steps)
     cells = {
         "cold": partial(told, run, warm=False),
         "from memory": partial(told, run, warm=True),
-        **{f"num_workers={count}": partial(rate_of, run, workers=count) for count in MORE},
-        "a batch's reads at once": partial(rate_of, run, before=(str(together),)),
-        "local copy": partial(rate_of, run, local=True),
+        **{f"num_workers={count}": partial(rate_of, longer, workers=count) for count in MORE},
+        "a batch's reads at once": partial(rate_of, longer, before=(str(together),)),
+        "local copy": partial(rate_of, longer, local=True),
     }
     by_round = in_rounds(cells, given.repeats, lambda one: f"{one['samples_per_s']:,.1f} samples/s")
     scores = [scored(one) for one in by_round]
@@ -86,8 +88,8 @@ def ran(
     with mounted(photos, place, latency_s=latency_s) as slow:
         data = photos if local else slow.path
         if warm or local:
-            for path in (data / "train").rglob("*.*"):
-                path.read_bytes()
+            with ThreadPoolExecutor(16) as pool:
+                list(pool.map(Path.read_bytes, (data / "train").rglob("*.*")))
         words = [*before, str(SCRIPT), str(data), "--batch-size", "32", "--num-workers", str(workers)]
         done = study(StudyConfig(argv=words, steps=steps))
         if done.status:

@@ -173,7 +173,8 @@ class Bench:
             terminal = os.dup(0)  # the server itself is asked through its own
         except OSError:  # it is closed
             terminal = os.open(os.devnull, os.O_RDONLY)
-        command = [sys.executable, "-m", "feedline.benchmarks.measure.fork_server", str(os.getpid()), str(terminal)]
+        module = "feedline.benchmarks.measure.fork_server"
+        command = [sys.executable, "-P", "-m", module, str(os.getpid()), str(terminal)]
         self._process = server = subprocess.Popen(
             command,
             pass_fds=[terminal],

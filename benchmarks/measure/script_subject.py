@@ -166,8 +166,9 @@ def over_webdataset(loader: Any, settings: dict[str, Any]) -> Any:
         raise FeedlineError("the script's DataLoader has no `batch_size`: the same cannot be made over the shards")
     shards = sorted(str(path) for path in Path(settings["split"]).glob("*.tar"))
     kind: Any = webdataset
-    dataset = kind.WebDataset(shards, shardshuffle=len(shards), seed=0).shuffle(SHUFFLE_WINDOW).decode("pil")
-    dataset = dataset.to_tuple("jpg", "cls").map_tuple(transform, int).repeat()
+    # With more workers than shards some have nothing to do: no error here.
+    dataset = kind.WebDataset(shards, shardshuffle=len(shards), seed=0, empty_check=False)
+    dataset = dataset.shuffle(SHUFFLE_WINDOW).decode("pil").to_tuple("jpg", "cls").map_tuple(transform, int).repeat()
     own = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory", "worker_init_fn")}
     if workers := settings["num_workers"]:
         own |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": True}

@@ -79,6 +79,8 @@ def test_cores_that_deliver_a_rate_are_read_off_the_curve() -> None:
     assert cores_needed(rates, 2750) == pytest.approx(3)
     assert cores_needed(rates, 7200) == pytest.approx(8), "beyond what was measured, at the last rate per core"
     assert cores_needed({1: 1000.0, 2: 1900.0, 4: 1950.0}, 7200) is None, "more of them do not help"
+    scaling = {count: 1000.0 * count for count in (1, 2, 4, 8, 16, 32, 33)}
+    assert cores_needed(scaling, 66_000) == 66, "the last step was none of a doubling"
 
 
 def test_counts_of_workers_double_up_to_the_cores() -> None:

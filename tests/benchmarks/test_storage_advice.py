@@ -9,6 +9,7 @@ import pytest
 
 from feedline.benchmarks import storage_advice
 from feedline.benchmarks.storage_advice import SplitStorage, advised_window, found_again, storage_of
+from feedline.cli.plan import parse_rate
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.draw.shuffle_quality import ShuffleQuality
 from feedline.profiling.record.measurements import Reads
@@ -19,13 +20,15 @@ DISK = Reads(piece_bytes=30e3, at_once=[1, 4, 16, 64], random_bytes_per_s=[3e6, 
 GIB = 1 << 30
 
 
+SLOW = SplitStorage(
+    split="OUT/train", samples=2_000_000, sample_bytes=32e3, shards=1000, shard_bytes=64e6, in_memory=0.031,
+    cache_bytes=8 * GIB, reads=DISK, window_shards=8, shuffle=ShuffleQuality(220.0, 227.0, 20.0),
+)  # fmt: skip
+"""A split of 64 GB in shards of 64 MB, on a spinning disk."""
+
+
 def words(**changes: object) -> dict[str, str]:
-    """Of a split of 64 GB in shards of 64 MB, on a spinning disk."""
-    storage = SplitStorage(
-        split="OUT/train", samples=2_000_000, sample_bytes=32e3, shards=1000, shard_bytes=64e6, in_memory=0.031,
-        cache_bytes=8 * GIB, reads=DISK, window_shards=8, shuffle=ShuffleQuality(220.0, 227.0, 20.0),
-    )  # fmt: skip
-    return dict(replace(storage, **changes).lines())
+    return dict(replace(SLOW, **changes).lines())
 
 
 def test_the_option_to_set_is_named_with_what_it_costs() -> None:
@@ -86,3 +89,15 @@ def test_a_damaged_split_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "train" / "train-000001.tar").write_bytes(b"")
     with pytest.raises(DatasetError, match=r"train-000001\.tar is cut short"):
         storage_of(tmp_path / "train", seconds=0.05)
+
+
+@pytest.mark.parametrize("bytes_per_s", [4.2e5, 150e6, 1.234e9, 3.5e9, 42e9])
+def test_plan_takes_the_options_that_are_printed_for_it(bytes_per_s: float) -> None:
+    storage = replace(SLOW, reads=replace(DISK, sequential_bytes_per_s=bytes_per_s))
+    rate = storage.plan_options.partition("--bandwidth ")[2].split()[0]
+    assert parse_rate(rate) == pytest.approx(bytes_per_s, rel=0.03)
+
+
+def test_nobody_is_told_to_prepare_smaller_shards_for_a_window_that_is_not_wanted() -> None:
+    fast = replace(DISK, random_bytes_per_s=[140e6] * 4)
+    assert "would not come notably faster" in words(window_shards=0, cache_bytes=32e6, reads=fast)["order"]

@@ -28,6 +28,17 @@ def test_what_is_not_asked_for_is_as_in_the_largest_shards(asked: dict[str, Any]
     assert completed(asked, BASE) == whole
 
 
+def test_chroma_is_as_in_the_shards_too() -> None:
+    base = BASE | {"subsampling": "444"}
+    assert completed({"quality": 80}, base) == base | {"quality": 80}
+    assert "subsampling" not in completed({"codec": "planes"}, base)
+
+
+def test_raw_shards_are_found_as_they_are() -> None:
+    for base in ({"codec": "raw", "resize": "none"}, {"size": 64, "codec": "raw", "resize": "shortest"}):
+        assert completed({}, base) == base
+
+
 def test_from_raw_images_the_defaults_are_prepare_s_own() -> None:
     assert completed({"quality": 80}, {}) == {"quality": 80}
     assert completed({"codec": "raw"}, {}) == {"codec": "raw", "resize": "square"}

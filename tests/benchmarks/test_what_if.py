@@ -142,17 +142,6 @@ def test_names_say_nothing_of_what_a_file_is(photos: list[Path], tmp_path: Path)
     assert len(list(samples_of([shard, lie], 9))) == 3
 
 
-def test_a_trial_loads_as_the_scripts_own_loader_would(photos: list[Path]) -> None:
-    """Batches of floats, as `Loader.like` says; the user's own transform takes no part."""
-
-    def fails(*_: Any) -> Any:
-        raise AssertionError("the user's own transform")
-
-    options = {"batch_size": 4, "device": "cpu", "num_workers": 3, "image_size": 24, "transform": fails, "seed": 9}
-    assert {trial.loader for trial in quick(photos, options=options)} == {"feedline"}
-    assert {trial.codec for trial in quick(photos, options=options)} == {"as-is", "jpeg", "raw"}
-
-
 def test_nothing_is_tried_where_nothing_of_the_data_could_help(photos: list[Path]) -> None:
     paths = [str(path) for path in photos]
     small = {"read": 0.0, "decode": 0.0001}
