@@ -288,7 +288,7 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     least = min(needs, key=lambda need: need["cores"], default=None)
     more = ""
     if least and least["cores"] > record["cores"]:
-        more = f"; {least['way']} on {count_of(math.ceil(least['cores']), 'core')} would do"
+        more = f"; {least['way']} on {count_of(math.ceil(least['cores'] - 1e-9), 'core')} would do"
     words = f"{who} cannot feed {device}: {name} gets {100 * worst['share']:.0f} %"
     return {"statement": f"{words} of its ceiling, from {worst['way']}{more}.", "fed_all": False}
 

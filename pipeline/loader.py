@@ -300,21 +300,13 @@ class Loader:
     def _new_workshop(self, delivery: device.Deliver) -> Workshop:
         config = self.config
         self.split.check_same()
+        px = max(self._image_size, SLOT_PX if self._gpu_decodes else 0)
         workshop = Workshop(
-            self._fill_spec(),
-            self.split.memory,
-            self.split.layout,
-            SlotLayout(batch_size=config.batch_size, px=max(self._image_size, SLOT_PX if self._gpu_decodes else 0)),
-            workers=self._workers,
-            prefetch=config.prefetch_factor,
-            fence=partial(device.fence, delivery),
-            where=self.split.where,
-            waits=self._waits,
-            ahead=self._ahead,
-            headcount=self._headcount,
-            trim=config.short_last_batch,
-            before=self._rows,
-        )
+            self._fill_spec(), self.split.memory, self.split.layout, SlotLayout(batch_size=config.batch_size, px=px),
+            workers=self._workers, prefetch=config.prefetch_factor, fence=partial(device.fence, delivery),
+            where=self.split.where, waits=self._waits, ahead=self._ahead, headcount=self._headcount,
+            trim=config.short_last_batch, before=self._rows,
+        )  # fmt: skip
         self._rows = workshop.rows
         try:
             if device.locks_pages(config.pin_memory, delivery):
@@ -376,15 +368,13 @@ class Loader:
             self._run = None
             _close(self._workshops)
             raise
-        except (SampleError, TransformError) as error:  # this epoch cannot go on
+        except Exception as error:  # this epoch cannot go on; one of the device has a batch that nobody will see
             run.close()
             self._run = None
+            if not isinstance(error, SampleError | TransformError):
+                raise
             where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
             raise type(error)(f"{where}{error.reason}", error.sample) from error
-        except Exception:  # of the device, with a batch under way that nobody will see
-            run.close()
-            self._run = None
-            raise
         run.handed_over(len(batch[1]))
         self._place = Place(run.plan.epoch, run.plan.delivered(run.taken), "with the next epoch")
         if self._prefetcher is not None:

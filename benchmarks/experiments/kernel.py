@@ -99,7 +99,7 @@ def by_codec(originals: Sequence[bytes]) -> dict[str, list[bytes]]:
 def rewritten(image: Image.Image, tile_mcus: int) -> bytes:
     """As a JPEG with another tile width (0: no restart markers)."""
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=90, subsampling=2, restart_marker_blocks=tile_mcus)
+    image.save(file, "JPEG", quality=Output.quality, subsampling=2, restart_marker_blocks=tile_mcus)
     return file.getvalue()
 
 

@@ -40,7 +40,8 @@ def cause_of(measured: Measured) -> Cause:
     ways = (_start, _slow_worker, _drawing, _cores, _unpickling, _main, _handover)
     cause = next((cause for way in ways if (cause := way(measured)) is not None), None) or _stage(measured)
     computes = cause.kind in STAGES and STAGES[cause.kind].computes
-    return replace(cause, also="cores") if computes and measured.workers.lack_cores else cause
+    short = measured.workers.lack_cores or measured.uses_all_cores
+    return replace(cause, also="cores") if computes and short else cause
 
 
 def _start(measured: Measured) -> Cause | None:

@@ -122,6 +122,8 @@ def _of_the_workers(measured: Measured, verdict: Judged) -> list[str]:
         why = "other programs took the cores, and alone on the machine the loop may wait less"
         cores = f"Cores are short: {machine.cores:g} are there for more that want to run"
         sentences.append(f"{lacked}: {why}." if machine.others_cores else f"{cores}. {lacked}.")
+    elif measured.uses_all_cores and verdict.bound == "data":
+        sentences.append(f"The script uses all of its {machine.cores:g} cores: more workers would only share them.")
     return sentences
 
 

@@ -273,7 +273,7 @@ def _notes(
     elif not loaders:
         notes.append(
             "no DataLoader was iterated: the wait for data, workers and stages cannot be told; "
-            "draw from torch's DataLoader, torchdata's, webdataset's or feedline's"
+            "draw from torch's DataLoader, or another that is known here"
         )
     elif not any(step.measured for step in steps):
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")

@@ -355,7 +355,8 @@ def test_a_tiff_is_upright_whatever_was_asked_for(apply: bool) -> None:
     """Pillow turns it; it is not turned once more."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    data = saved(picture(60, 40), "TIFF", exif=exif)
+    shown = picture(60, 40)
+    data = saved(shown, "TIFF", exif=exif)
     output = Output(codec="raw", resize="none", size_px=0, apply_orientation=apply)
-    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(saved(picture(60, 40), "PNG", exif=exif)))))
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(saved(shown, "PNG", exif=exif)))))
     assert np.array_equal(pixels(data, output), upright)

@@ -25,6 +25,7 @@ COPY_BOUND, TRAINER_BOUND = 0.15, 0.25  # … and by its copies, or by its own P
 HARDLY = 0.03  # a share of waiting below this is noise
 NOTABLE = 0.2  # share of its cores from which what other programs take counts …
 FULL = 0.85  # … on a machine of which this share is busy
+ALL = 0.9  # share of its cores from which a script is said to use all
 ANEW = 0.9  # share of the steps that begin a pass of their own, from which a loop is said to do so
 THREADS = 1.25  # CPU seconds a second, from which a worker has threads of its own
 HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
@@ -33,6 +34,7 @@ HANDOVER = 0.8  # workers that idle more than this share of the time have batche
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     cores: float  # usable by all ranks and their workers together
+    own: float  # of them, those that ranks and workers use
     ranks: int
     on_cpu: bool  # the model computes on the same cores as the workers
     others_busy: float  # cores that other programs used while the steps ran; 0 where nobody counted
@@ -101,6 +103,11 @@ class Measured:
     def unit(self) -> str:
         """Of its rates."""
         return "steps/s" if self.loader is not None and self.loader.unwatched else "samples/s"
+
+    @property
+    def uses_all_cores(self) -> bool:
+        """Workers and model share them: more workers would get no more of them."""
+        return self.workers.count > 0 and not self.machine.others_cores and self.machine.own >= ALL * self.machine.cores
 
     @property
     def draw(self) -> tuple[float, float]:
@@ -211,6 +218,7 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float, 
     full = host >= FULL * float(recording.host.get("cores") or cores)
     return Machine(
         cores=cores,
+        own=own_cores,
         ranks=max(1, recording.compute.world_size),
         on_cpu=recording.compute.device == "cpu",
         others_busy=others,

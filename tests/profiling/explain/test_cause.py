@@ -81,6 +81,16 @@ def test_a_sampler_that_keeps_the_workers_waiting() -> None:
     assert diagnose(drawing(0.2)).cause.kind == "handover"
 
 
+@pytest.mark.parametrize(("own", "also"), [(3.9, "cores"), (2.0, None)])
+def test_that_a_script_uses_all_cores_is_said_beside_the_stage(own: float, also: str | None) -> None:
+    """More workers would get no more of them; what a sample costs is the cause all the same."""
+    times = [float(second) for second in range(10)]
+    used = Series(name="cpu_cores", unit="cores", scope="workers", source="/proc", t_s=times, values=[own] * 10)
+    found = diagnose(made(wait_s=0.06, compute_s=0.03, stages={"decode": 0.004}, series=[used]))
+    assert (found.cause.kind, found.cause.also) == ("decode", also)
+    assert any("uses all of its 4 cores" in words for words in found.evidence) == bool(also)
+
+
 @pytest.mark.parametrize(
     ("starts_s", "kind"), [([0.9, 0.9, 0.9], "start"), ([0.6, 1.0], None), ([0.05, 0.06], "handover")]
 )
