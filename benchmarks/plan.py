@@ -165,7 +165,8 @@ def measure_costs(dataset: Path, image_size_px: int) -> tuple[Path, dict[str, An
     with one worker, and read from what the prepare job wrote down. Raises DatasetError."""
     split = find_train(dataset)
     manifest = read_manifest(split)
-    settings = {"split": str(split), "num_workers": 1, "image_size": image_size_px, "batch_size": max(1, min(BATCH_SIZE, manifest.samples)),
+    settings = {"split": str(split), "num_workers": 1, "image_size": image_size_px,
+                "batch_size": max(1, min(BATCH_SIZE, manifest.samples)),
                 "device": "cpu"}  # fmt: skip
     subject = Subject(kind="loader", settings=settings, window_s=1.0, warm_up_s=0.5)
     with Bench() as bench:
@@ -183,7 +184,8 @@ def measure_costs(dataset: Path, image_size_px: int) -> tuple[Path, dict[str, An
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if originals > 0:
-            job = {"prepare_cpu_s": core_s / originals, "original_bytes": bytes_in / report["input_samples"] if bytes_in else None,
+            original_bytes = bytes_in / report["input_samples"] if bytes_in else None
+            job = {"prepare_cpu_s": core_s / originals, "original_bytes": original_bytes,
                    "prepare_start_s": all_s - run_s, "prepared_originals": originals}  # fmt: skip
             return split, {**costs, **job}
     return split, costs

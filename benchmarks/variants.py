@@ -17,7 +17,13 @@ from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import Manifest, prepared_splits, read_manifest, refuse_address
 
-SETTING = {"size": "size_px", "codec": "codec", "quality": "quality", "subsampling": "subsampling", "resize": "resize"}
+SETTING = {
+    "size": "size_px",
+    "codec": "codec",
+    "quality": "quality",
+    "subsampling": "subsampling",
+    "resize": "resize",
+}
 """What a manifest calls them; other options do not show there and are always prepared."""
 Prepared = Sequence[tuple[Path, Manifest]]
 
@@ -53,7 +59,12 @@ def completed(asked: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, An
         whole["resize"] = "square"  # rows of equal length: what raw shards are for
     elif codec.name != "raw" and whole.get("resize") == "square":
         del whole["resize"]
-    applies = {"quality": codec.has_quality, "subsampling": codec.name == "jpeg", "size": codec.sized, "resize": codec.sized}
+    applies = {
+        "quality": codec.has_quality,
+        "subsampling": codec.name == "jpeg",
+        "size": codec.sized,
+        "resize": codec.sized,
+    }
     return {name: value for name, value in whole.items() if applies.get(name, True)}
 
 

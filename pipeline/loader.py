@@ -238,8 +238,9 @@ class Loader:
         `ahead` {way: "off", "advice" (posix_fadvise) or "reads" (of threads), why, batches: how many beyond those
         under way are announced, most_bytes: announced and not read yet, announced_bytes, blocked_fraction: of the
         reads looked at, those that waited for storage, blocked_s: of all workers' time, so}, `storage_bytes`: what
-        workers (or shard windows) had from there, by the kernel's account (0 where a file system keeps none), `headcount` (None but with
-        num_workers="auto") {most, settled, why, changes [{batch, workers, why}]}, `notes`: for people.
+        workers (or shard windows) had from there, by the kernel's account (0 where a file system keeps none),
+        `headcount` (None but with num_workers="auto") {most, settled, why, changes [{batch, workers, why}]}, `notes`:
+        for people.
         """
         rows = counters.NONE if self._rows is None else self._rows[:-1]
         started = counters.FIELD["started_ns"]

@@ -6,7 +6,8 @@ Pillow itself uses, so the resampler reads it in place, and the JPEG encoder rea
 no copy between libraries (each would cost about 75 µs of some 1,450). Whatever libjpeg-turbo will not turn into RGB
 (CMYK, PNG, damaged files) goes through Pillow, whose conversions are the reference.
 
-EXIF is ignored (but for TIFF, which Pillow always turns upright) and not carried over; ICC profiles are dropped (`keep` keeps the whole file) and counted.
+EXIF is ignored and not carried over (a TIFF is turned upright all the same: Pillow always does); ICC profiles are
+dropped (`keep` keeps the whole file) and counted.
 """
 
 import io

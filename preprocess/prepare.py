@@ -15,8 +15,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_error
 from feedline.pipeline.base.process import usable_cores
@@ -153,7 +151,9 @@ class Preparation:
         if replaces:
             self.store = output.beside(place, plan)
             self.order = replace(self.order, address=self.store.address)
-            self.on_note(f"the dataset in {place.address} stays until the new one is whole: there must be room for both")
+            self.on_note(
+                f"the dataset in {place.address} stays until the new one is whole: there must be room for both"
+            )
         anew = overwrite and not (replaces and output.resumes(self.store, plan))
         output.begin(self.store, plan, self.order.run, anew=anew)
         try:
@@ -218,10 +218,11 @@ class Preparation:
         """As asked; unasked 0.1 %, but a handful (at most one in twenty) does not end a small job."""
         asked = self.config.max_bad
         if bad > (max(DEFAULT_MAX_BAD * samples, min(10.0, samples / 20)) if asked is None else asked * samples):
+            place = self.place if self.tried else self.store
             raise TooManyBad(
                 f"of {count_of(samples, 'sample')} {bad:,} cannot be used, more than --max-bad "
                 f"{DEFAULT_MAX_BAD if asked is None else asked:g} allows: look at "
-                f"{(self.place if self.tried else self.store).address}/{quarantine.REASONS}, then run again with a larger --max-bad to resume"
+                f"{place.address}/{quarantine.REASONS}, then run again with a larger --max-bad to resume"
             )
 
     def _say_what_is_bad(self) -> None:

@@ -14,7 +14,6 @@ from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.run import Run, plain
 from feedline.train.usage import Resources
 
-
 BAD_NAMED = 20
 """Bad samples of an epoch that are named; of more their number is said."""
 

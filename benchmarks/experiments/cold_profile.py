@@ -5,9 +5,9 @@
 `benchmarks/naive.py` reads an image folder through a file system of the kernel's that answers each request later
 (tests/lab/slow_files.py; needs root), mounted anew for every run, so that nothing is in memory. Each repeat profiles
 it as it is, and again when all is in memory; then it is run as each remedy says, three times as long: more workers,
-the reads of a batch at once, a local copy. Right is a profile that is data-bound and names storage; a prediction is right within a
-quarter of what the remedy gave in the same repeat, and so is that of a first epoch by the profile from memory.
-Writes results/cold-profile.json.
+the reads of a batch at once, a local copy. Right is a profile that is data-bound and names storage; a prediction is
+right within a quarter of what the remedy gave in the same repeat, and so is that of a first epoch by the profile from
+memory. Writes results/cold-profile.json.
 """
 
 from collections.abc import Mapping

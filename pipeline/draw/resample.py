@@ -78,8 +78,8 @@ def bilinear_into(pixels_HWC: Pixels, region: Region, out_HWC: Pixels) -> None:
 
 def shown(region: Region, factor: int, width_px: int, height_px: int) -> tuple[int, int, int, int, Box]:
     """Left, top, width and height of the region in a picture that was decoded `factor` times smaller, to so many
-    pixels; and the box of it that is shown, from its own corner: its places are those before that, so no fraction of a
-    pixel is lost."""
+    pixels; and the box of it that is shown, from its own corner: its places are those before that, so no fraction of
+    a pixel is lost."""
     left, top, width, height = (side / factor for side in region[:4])
     first, above = int(left), int(top)
     across = min(math.ceil(left + width), width_px) - first

@@ -117,8 +117,8 @@ class Remote:
 
 
 def stubbornly(action: Callable[[], Result]) -> Result:
-    """What fails is tried again, a little later each time. Raises what it failed with at last; at once what no waiting
-    mends."""
+    """What fails is tried again, a little later each time. Raises what it failed with at last; at once what no
+    waiting mends."""
     for attempt in range(TRIES):
         try:
             return action()

@@ -22,7 +22,7 @@ SPLIT_WORDS = {
     "val": ("val", "valid", "validation", "test"),
     "test": ("test",),
 }
-"""Our split -> what datasets with a `split` argument may call it; the first that exists is taken, and for none two."""
+"""Our split -> what datasets with a `split` argument may call it; the first that exists is taken, once."""
 REFUSED = {
     "EMNIST": "is six datasets in one",
     # The only ones that unpickle a file without checking it first: CIFAR's must have the published checksums, the

@@ -86,8 +86,8 @@ class Capture:
         self._draw = random.Random(1).random  # not the global one: it is the script's
         self._starting, self._flushing = threading.Lock(), threading.Lock()
         self._said = float("-inf")
-        self._pacer = 0
-        """The optimiser whose steps are a loop's, where it asks no watched loader itself."""
+        self._pacer = self._others = 0
+        """The optimiser whose steps are a loop's, where it asks no watched loader itself; steps of others since."""
         self._background: int | None = None
         """The loader that such a loop's batches come from."""
         self._drawn = dict[int, tuple[int, int]]()
@@ -118,13 +118,12 @@ class Capture:
         finally:
             self.hook_s += TIMED * (time.thread_time() - began_s)
 
-    def begin_pass(self, loader: Any, kind: str, *, place: str = "", in_trainer: bool | None = None) -> Pass:
+    def begin_pass(self, loader: Any, kind: str, *, place: str = "") -> Pass:
         """A loader's iterator was asked for, by the loop at `place`."""
         self._see_rank()
         self.start()
         number = self.loaders.number(loader, kind, place)
-        if in_trainer is None:
-            in_trainer = not self.loaders.about[number]["num_workers"]
+        in_trainer = not self.loaders.about[number]["num_workers"]
         assert self.watch is not None
         self.watch.see_loader(loader, number, self.rank)
         background = self.trainer not in (None, threading.get_ident())
@@ -216,7 +215,7 @@ class Capture:
             self.facts.see_usage(self._counted[1])
 
     def backward(self, seconds: float) -> None:
-        if (row := self._row()) is not None:
+        if (row := self.trains_here()) is not None:
             row.backward_s += seconds
             row.trained = True
 
@@ -224,7 +223,7 @@ class Capture:
         """Raises Finished when enough was seen of a loop whose batches come from no loader that it asks itself: the
         steps of its first `optimizer` are the training steps then. `frame`: of the call."""
         self.optimizer_steps += 1
-        row, loop = self._row(), self.loop
+        row, loop = self.trains_here(), self.loop
         if threading.get_ident() != self.trainer:
             return
         if self.watch is not None:
@@ -238,7 +237,7 @@ class Capture:
         if loop.own is not None or (unasked and not loop.any_trained):
             self._own_step(optimizer)
 
-    def _row(self) -> StepRow | None:
+    def trains_here(self) -> StepRow | None:
         """The open row of the thread that trains, which is the first that calls; None in another one."""
         thread = threading.get_ident()
         if self.trainer is None:
@@ -255,9 +254,10 @@ class Capture:
         return self.loop.row if self.trainer in (None, threading.get_ident()) else None
 
     def _own_step(self, optimizer: int) -> None:
-        self._pacer = self._pacer or optimizer
-        if optimizer != self._pacer:
+        self._others = self._others + 1 if optimizer != self._pacer else 0
+        if self._pacer and 0 < self._others <= MOST_STEPS:
             return
+        self._pacer, self._others = optimizer, 0
         if self._background is None:
             self._background = self.loaders.unwatched()
         now, (samples, size) = time.perf_counter(), self._drawn.get(self._background, (1, 0))
@@ -298,6 +298,8 @@ class Capture:
         in_loop, ranks = own or loop.any_trained, self.facts.world_size
         steps = loop.train_steps + own if in_loop else self.optimizer_steps or loop.rows
         trained = in_loop or self.optimizer_steps > 0
+        if not trained and (ranks > 1 or facts.is_child()):  # somebody waits for what it does: it is not ended here
+            return None
         return self.stop.reached(now, steps=steps, ranks=ranks, rank=self.rank, held=held, trained=trained)
 
     def end_watch(self, reason: Reason) -> None:

@@ -34,8 +34,11 @@ def in_use() -> Any:
 def settle_device() -> None:
     """Kernels still queued on a GPU belong to the time before."""
     torch = in_use()
-    if torch is not None:
-        torch.cuda.synchronize()
+    if torch is None:
+        return
+    for index in range(torch.cuda.device_count()):
+        if torch.cuda.memory_allocated(index):  # on another one there is nothing of ours, not even a context
+            torch.cuda.synchronize(index)
 
 
 class Method:
@@ -92,13 +95,20 @@ class Device:
             self._inside.discard(thread)
 
     def _markable(self) -> bool:
-        """Whether the script itself has made a CUDA context (we never do), and captures no graph."""
+        """Whether the script itself has made a context on the device (we never do), and captures no graph."""
         cuda = self._torch.cuda
-        return bool(cuda.is_initialized()) and not cuda.is_current_stream_capturing()
+        if not cuda.is_initialized() or cuda.is_current_stream_capturing():
+            return False
+        return self._model_s() is not None or cuda.memory_allocated() > 0
+
+    def _model_s(self) -> str | None:
+        """The device that the model is on, which need not be the current one; None while nobody knows."""
+        device = self._capture.facts.device
+        return device if device.startswith("cuda") else None
 
     def _mark(self) -> Any:
         event = self._torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._torch.cuda.current_stream(self._model_s()))
         return event
 
     def optimizer_stepped(self, row: StepRow) -> None:
@@ -122,7 +132,7 @@ class Device:
             self._ended = None
 
     def _current(self) -> int:
-        return self._torch.cuda.current_stream().cuda_stream
+        return self._torch.cuda.current_stream(self._model_s()).cuda_stream
 
     def _copying(self, original: Any) -> Any:
         capture = self._capture

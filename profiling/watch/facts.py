@@ -98,6 +98,12 @@ def innermost(dataset: Any) -> Any:
     return dataset
 
 
+def is_child() -> bool:
+    """Of a process that has started it by multiprocessing."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
 def held_by(one: Any) -> dict[str, Any]:
     return vars(one) if hasattr(one, "__dict__") else {}
 

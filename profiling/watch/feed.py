@@ -81,17 +81,13 @@ class WatchedLoader:
         iterator = iter(iterator)
         return FedIterator(feed, lambda: iterator)
 
-    def in_trainer(self, loader: Any) -> bool | None:
-        """Whether batches are made in the thread that asks for them; None: if it has no workers."""
-        return None
-
     def pin_thread(self, iterator: Any) -> Any:
         """The thread of this process that makes its batches ready; None without one."""
         return None
 
     def workers(self, loader: Any) -> int:
-        """Processes that prepare its batches."""
-        return 0
+        """Processes (or threads) that prepare its batches; 0: the thread that asks for them does."""
+        return settings(loader)["num_workers"] or 0
 
     def again(self, loader: Any, num_workers: int) -> Any:
         """A loader like it with so many fresh workers; None where that cannot be made."""
@@ -233,8 +229,7 @@ class Feed:
         self._again = None
 
     def _begin_pass(self) -> Any:
-        in_trainer = self.adapter.in_trainer(self.loader)
-        return self._capture.begin_pass(self.loader, self.adapter.kind, place=self.place, in_trainer=in_trainer)
+        return self._capture.begin_pass(self.loader, self.adapter.kind, place=self.place)
 
 
 class Feeds:
@@ -251,7 +246,7 @@ class Feeds:
     def open(self, adapter: WatchedLoader, loader: Any, iterate: Callable[[Any], Any]) -> Feed | None:
         """None where the loader is not to be watched: no loop of the script's own asks it."""
         capture, director = self.capture, self.director
-        if capture.ours[threading.get_ident()] or capture.asking is not None:
+        if capture.ours[threading.get_ident()] or capture.asking is not None or in_worker(sys._getframe(1)):
             return None
         if capture.active:
             return Feed(self, adapter, loader, iterate)
@@ -292,3 +287,12 @@ class FedIterator:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
+
+
+def in_worker(frame: FrameType | None) -> bool:
+    """Whether it runs in a loader's worker: what a Dataset there iterates over is no loop of the script's."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.data._utils.worker":
+            return True
+        frame = frame.f_back
+    return False

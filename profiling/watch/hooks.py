@@ -7,6 +7,7 @@ passes arguments, results and exceptions through unchanged; once the capture is 
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +65,7 @@ class Hooks:
 
     def _torch(self, torch: Any) -> None:
         capture, replace = self.capture, self.patches.replace
-        replace(torch.autograd, "backward", lambda original: self._timing(original, capture.backward))
+        replace(torch.autograd, "backward", self._backward)
         save = self._timing(torch.save, capture.pause)
         replace(torch, "save", lambda _: save)
         replace(torch.serialization, "save", lambda _: save)
@@ -91,6 +92,26 @@ class Hooks:
                 capture.costing(tell, clock() - started)
 
         return timed
+
+    def _backward(self, original: Any) -> Any:
+        """The outermost: what runs within (a checkpoint's own backward) may be called by autograd's thread."""
+        capture, clock, inside = self.capture, time.perf_counter, set[int]()
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            thread = threading.get_ident()
+            if not capture.active or thread in inside:
+                return original(*args, **kwargs)
+            capture.costing(capture.trains_here)
+            inside.add(thread)
+            started = clock()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                inside.discard(thread)
+                capture.costing(capture.backward, clock() - started)
+
+        return backward
 
     def _time_steps(self, optimizers: Any) -> None:
         """By what torch calls before and after an optimiser's step."""

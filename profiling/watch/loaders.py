@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from feedline.profiling.watch.facts import innermost, node_workers, quietly, settings
+from feedline.profiling.watch.facts import innermost, quietly
 from feedline.profiling.watch.feed import Feed, Feeds, WatchedLoader
 
 FEED = "_feedline_feed"
@@ -46,9 +46,6 @@ class Torch(WatchedLoader):
 
     def pin_thread(self, iterator: Any) -> Any:
         return getattr(iterator, "_pin_memory_thread", None)
-
-    def workers(self, loader: Any) -> int:
-        return loader.num_workers
 
     def again(self, loader: Any, num_workers: int, *, persistent_workers: bool = False) -> Any:
         import torch.utils.data as data
@@ -163,13 +160,6 @@ class Nodes(WatchedLoader):
         super().attach(module, feeds)
         feeds.patches.replace(module.Loader, "state_dict", quiet)
 
-    def in_trainer(self, loader: Any) -> bool | None:
-        """Unless a node works outside the thread that asks it for batches."""
-        return not self.workers(loader)
-
-    def workers(self, loader: Any) -> int:
-        return node_workers(loader) or 0
-
 
 class Webdataset(WatchedLoader):
     """A pipeline that the script iterates over itself: torch's loader around one is watched as torch's."""
@@ -180,17 +170,7 @@ class Webdataset(WatchedLoader):
 
     def is_watched(self, loader: Any) -> bool:
         first = loader.pipeline[0] if loader.pipeline else None
-        if hasattr(first, "batch_sampler"):  # a WebLoader
-            return False
-        frame = sys._getframe(1)
-        while frame.f_back is not None:
-            if frame.f_globals.get("__name__") == "torch.utils.data._utils.worker":
-                return False
-            frame = frame.f_back
-        return True
-
-    def in_trainer(self, loader: Any) -> bool | None:
-        return True
+        return not hasattr(first, "batch_sampler")  # that is a WebLoader
 
 
 class Fastai(WatchedLoader):
@@ -200,21 +180,12 @@ class Fastai(WatchedLoader):
     module = "fastai.data.load"
     loader = "DataLoader"
 
-    def in_trainer(self, loader: Any) -> bool | None:
-        return not self.workers(loader)
-
-    def workers(self, loader: Any) -> int:
-        return loader.fake_l.num_workers
-
 
 class Feedline(WatchedLoader):
     """Our own Loader. Its workers count for themselves (`loader_stats`)."""
 
     kind = "feedline"
     module = "feedline.pipeline.loader"
-
-    def workers(self, loader: Any) -> int:
-        return settings(loader)["num_workers"] or 0
 
 
 LOADERS: tuple[WatchedLoader, ...] = (Torch(), Torchdata(), Nodes(), Webdataset(), Fastai(), Feedline())

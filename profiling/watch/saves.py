@@ -108,7 +108,7 @@ class Saves:
     def _holding(self, original: Any, *, static: bool) -> Any:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
-            return None if self._held else original(*args, **kwargs)
+            return None if self._held and os.getpid() == self._pid else original(*args, **kwargs)
 
         return staticmethod(save) if static else save
 

@@ -81,7 +81,7 @@ class WorkerWatch:
         self._journal = Journal(Path(entry.folder))
         self._left = f"left-{entry.trainer}"
         self._name = f"worker-{os.getpid()}"
-        self._batch_size = entry.batch_size
+        self._batch_size, self._stateful = entry.batch_size, entry.module.startswith("torchdata.")
         self._main = threading.get_ident()
         self._evidence = ThreadEvidence(threading.get_native_id())
         self._about = {"pid": os.getpid(), "worker": worker, "loader": entry.loader, "rank": entry.rank}
@@ -97,7 +97,10 @@ class WorkerWatch:
     def count(self, item: Any) -> None:
         """Of the data queue: a batch, unless it is one of the loader's own messages."""
         began_s = time.thread_time()
-        samples = sizes(item[1], self._batch_size)[0] if isinstance(item, tuple) and len(item) == 2 else None
+        batch = item[1] if isinstance(item, tuple) and len(item) == 2 else None
+        if self._stateful and isinstance(batch, tuple) and len(batch) == 3:
+            batch = batch[0]  # beside the worker's number and its state
+        samples = None if batch is None else sizes(batch, self._batch_size)[0]
         if samples is not None:
             self.sums.batches += 1
             self.sums.samples += samples

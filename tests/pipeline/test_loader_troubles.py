@@ -300,9 +300,7 @@ def test_without_checksums_whole_raw_batches_are_copied_too(make_split: MakeSpli
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_split_that_was_prepared_anew_is_not_read_by_its_old_index(
-    tmp_path: Path, workers: int
-) -> None:
+def test_a_split_that_was_prepared_anew_is_not_read_by_its_old_index(tmp_path: Path, workers: int) -> None:
     """Its members may lie where those did that the index knows."""
     split = write_split(tmp_path / "OUT", 8, 1, codec="raw")
     loader = Loader(split, batch_size=8, image_size=16, num_workers=workers, persistent_workers=False)

@@ -527,3 +527,34 @@ def test_a_dataset_that_fresh_workers_cannot_import_is_named() -> None:
     count, fork, notes, spawn = done.stdout.splitlines()
     assert count == "4" and "cannot import" not in fork
     assert "cannot import what a notebook defines" in notes and "cannot import what a notebook defines" in spawn
+
+
+class Nested(torch.autograd.Function):
+    """A checkpoint's: its backward calls one of its own, here in another thread, as autograd does it on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inner = torch.ones(3, requires_grad=True)
+        other = threading.Thread(target=lambda: torch.autograd.backward((inner * 2).sum()))
+        other.start()
+        other.join()
+        torch.autograd.backward((inner * 3).sum())
+        time.sleep(0.01)
+        return gradients[0] * 2
+
+
+def test_a_backward_within_another_is_neither_another_trainer_nor_counted_twice() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with Profile(resources=False) as seen:
+        for x, _ in DataLoader(data(), batch_size=8):
+            optimizer.zero_grad()
+            (Nested.apply(weight) * x.mean()).sum().backward()
+            optimizer.step()
+    train = steps(seen.recording, "train")
+    assert len(train) == 8 and not any(one.background for one in seen.recording.loaders)
+    assert all(0.01 < step.backward_s <= step.duration_s for step in train)

@@ -125,6 +125,26 @@ def test_steps_of_a_loop_without_a_loader_are_those_of_its_first_optimiser(tmp_p
     assert len(done.recording.steps) == 24
 
 
+ANOTHER_OPTIMISER = """
+import torch
+
+model = torch.nn.Linear(4, 1)
+for epoch in range(100):  # the head first, then all of it
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = [optimizer] if epoch == 0 else kept + [optimizer]
+    for _ in range(12 if epoch == 0 else 400):
+        model(torch.rand(8, 4)).mean().backward()
+        optimizer.step()
+"""
+
+
+def test_a_loop_without_a_loader_goes_on_with_another_optimiser(tmp_path: Path) -> None:
+    script = tmp_path / "folds.py"
+    script.write_text(ANOTHER_OPTIMISER)
+    done = study(StudyConfig(argv=[str(script)], steps=60))
+    assert done.recording.script.ended_by == "steps" and done.recording.optimizer_steps < 400
+
+
 ABORTS = """
 import atexit, os, sys, time
 import torch

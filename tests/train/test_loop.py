@@ -281,7 +281,7 @@ def test_weights_that_are_not_finite_are_not_kept(configure: Configure, tmp_path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "__init__", keep)
-        with pytest.raises(TrainingError, match="weights are no longer finite by step 4 .*lower --lr"):
+        with pytest.raises(TrainingError, match=r"weights are no longer finite by step 4 .*lower --lr"):
             train(configure(checkpoint_every=4, log_every=3, keep_last=9), [poison])
     assert not list((tmp_path / "run/checkpoints").glob("step-*"))
 

@@ -165,9 +165,10 @@ def believed(rates: Rates, data: float, error: float) -> Rates:
     now, ceiling, surely = rates.now, rates.ceiling, min(0.9, data - ERRORS_90 * error)
     if now is None or ceiling is None or ceiling.high * (1.0 + AGREE) >= now.low / (1.0 - surely):
         return rates
+    waitless = now.value / (1.0 - min(data, 0.99))
     doubt = (
         f"The ceiling is not claimed: with data for free it ran at {units.rate(ceiling.value)}, but without the "
-        f"{units.percent(data)} of its time that it waits it would run at {units.rate(now.value / (1.0 - min(data, 0.99)))}."
+        f"{units.percent(data)} of its time that it waits it would run at {units.rate(waitless)}."
     )
     return replace(rates, ceiling=None, doubt=doubt, contradicted=True)
 

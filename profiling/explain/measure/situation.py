@@ -107,7 +107,9 @@ class Measured:
     @property
     def uses_all_cores(self) -> bool:
         """Workers and model share them: more workers would get no more of them."""
-        return self.workers.count > 0 and not self.machine.others_cores and self.machine.own >= ALL * self.machine.cores
+        return (
+            self.workers.count > 0 and not self.machine.others_cores and self.machine.own >= ALL * self.machine.cores
+        )
 
     @property
     def draw(self) -> tuple[float, float]:

@@ -7,6 +7,7 @@ state.
 """
 
 import copy
+import functools
 import gc
 import random
 import sys
@@ -32,9 +33,15 @@ class Snapshot:
             self._keep_torch(sys.modules["torch"])
 
     def restore(self) -> None:
-        """As it was when this was made."""
+        """As it was when this was made. What cannot be put back is raised when all else has been."""
+        errors: list[Exception] = []
         for put_back in self._put_back:
-            put_back()
+            try:
+                put_back()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _keep(self, state: Any, put_back: Callable[[Any], object]) -> None:
         self._put_back.append(lambda: put_back(state))
@@ -45,12 +52,17 @@ class Snapshot:
             self._keep(torch.cuda.get_rng_state_all(), torch.cuda.set_rng_state_all)
         homes = (torch.optim, torch.optim.lr_scheduler, torch.amp)  # older versions lack some of these
         stateful = tuple(getattr(home, name) for home in homes for name in STATEFUL if hasattr(home, name))
-        for one in gc.get_objects():
-            kind = type(one)  # not `isinstance`, which asks a proxy what it stands for
+        alive = gc.get_objects()
+        # not `isinstance`, which asks a proxy what it stands for
+        themselves = {id(one): one for one in alive if issubclass(type(one), (torch.nn.Module, *stateful))}
+        for one in alive:
+            kind = type(one)
             if issubclass(kind, torch.nn.Module) and hasattr(one, "_parameters"):  # else its making has failed
                 self._keep_module(torch, one)
             elif issubclass(kind, stateful) and (state := quietly(one.state_dict)) is not None:
-                self._keep(copy.deepcopy(state), one.load_state_dict)
+                kept = quietly(lambda state=state: copied(torch, state, dict(themselves)))
+                if kept is not None:  # else it holds what cannot be copied, as a lock
+                    self._keep(kept, functools.partial(load, one))
             elif issubclass(kind, torch.utils.data.DataLoader):
                 for home in (one, vars(one).get("sampler")):
                     generator = getattr(home, "generator", torch)
@@ -71,7 +83,8 @@ class Snapshot:
 
     def _keep_tensor(self, torch: Any, module: Any, name: str, tensor: Any) -> None:
         before = tensor.detach().to("cpu", copy=True)
-        gradient = tensor.grad.detach().clone() if tensor.is_leaf and tensor.grad is not None else None
+        had = tensor.grad if tensor.is_leaf else None
+        gradient = None if had is None else had.detach().to("cpu", copy=True)
 
         def put_back() -> None:
             now = getattr(module, name, torch)
@@ -84,3 +97,29 @@ class Snapshot:
                 now.grad = None if gradient is None else gradient.to(now.device)
 
         self._put_back.append(put_back)
+
+
+def copied(torch: Any, state: Any, themselves: dict[int, Any]) -> Any:
+    """Tensors in the CPU's memory; modules, optimisers and schedules that a schedule holds stay `themselves`."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if type(state) is dict:
+        return {name: copied(torch, one, themselves) for name, one in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(copied(torch, one, themselves) for one in state)
+    return copy.deepcopy(state, themselves)
+
+
+def load(one: Any, state: Any) -> None:
+    """An optimiser's groups stay the objects they are, which a wrapper or a schedule may hold, too."""
+    groups = getattr(one, "param_groups", None)
+    if not isinstance(groups, list) or "param_groups" not in state:
+        one.load_state_dict(state)
+        return
+    del groups[len(state["param_groups"]) :]  # what the function has added
+    held = list(groups)
+    one.load_state_dict(state)
+    for old, new in zip(held, one.param_groups, strict=True):
+        old.update(new)
+    groups[:] = held
+    one.param_groups = groups

@@ -205,7 +205,7 @@ class Event:
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
-    def record(self) -> None:
+    def record(self, _: object) -> None:
         return
 
     def query(self) -> bool:
@@ -229,7 +229,8 @@ def test_copies_are_timed_by_marks(tmp_path: Path) -> None:
         Event=Event,
         is_initialized=lambda: True,
         is_current_stream_capturing=lambda: False,
-        current_stream=lambda: SimpleNamespace(cuda_stream=0),
+        current_stream=lambda _: SimpleNamespace(cuda_stream=0),
+        memory_allocated=lambda: 1,
     )
     origin = time.perf_counter()
     capture = Capture(Journal(tmp_path), StudyConfig(steady=False))

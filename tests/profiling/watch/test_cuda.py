@@ -26,13 +26,16 @@ class Cuda:
         self.capturing = False
         self.passed = True
         self.askers: set[int] = set()
+        self.asked: set[str | None] = set()
+        """Devices whose stream was asked for; None: the current one."""
+        self.allocated = 1 << 20
         cuda = self
 
         class Event:
             def __init__(self, enable_timing: bool) -> None:
                 assert enable_timing
 
-            def record(self) -> None:
+            def record(self, _: Any) -> None:
                 self.at_ms = cuda.now_ms
 
             def query(self) -> bool:
@@ -52,8 +55,12 @@ class Cuda:
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
 
-    def current_stream(self) -> Any:
+    def current_stream(self, device: str | None) -> Any:
+        self.asked.add(device)
         return SimpleNamespace(cuda_stream=self.stream)
+
+    def memory_allocated(self) -> int:
+        return self.allocated
 
 
 def tensors(cuda: Cuda) -> type[Any]:
@@ -124,6 +131,21 @@ def test_starvation_is_the_waiting_and_idleness_what_the_loop_does_beside_it(tmp
     assert [step.starved_s for step in steps] == pytest.approx([0.004] * 12)
     assert [step.copy_s for step in steps] == pytest.approx([0.002] * 12)
     assert [step.idle_s for step in steps[:-1]] == pytest.approx([0.004] * 11)
+
+
+def test_marks_are_made_where_the_model_is_and_nowhere_before(tmp_path: Path) -> None:
+    """The current device may be another one, full or not begun yet: a mark there would make a context."""
+    script = Script(tmp_path)
+    script.cuda.allocated = 0
+    for _ in range(6):
+        script.step(dry_ms=4.0)
+    assert script.cuda.asked == set()
+    script.capture.facts.device = "cuda:1"
+    for _ in range(6):
+        script.step(dry_ms=4.0)
+    steps = script.end().steps
+    assert script.cuda.asked == {"cuda:1"}
+    assert [step.starved_s for step in steps[-5:]] == pytest.approx([0.004] * 5)
 
 
 def test_what_is_copied_beside_the_steps_delays_none(tmp_path: Path) -> None:

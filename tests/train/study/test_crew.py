@@ -153,9 +153,7 @@ def test_more_trainings_than_gpus_are_refused(config: CrewConfig) -> None:
         places(config, range(4), ["0", "1"])
 
 
-def test_no_more_cores_are_shared_out_than_a_quota_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_cores_are_shared_out_than_a_quota_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four of 64: each of four trainings has one."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr("feedline.train.study.crew.usable_cores", lambda: 4)

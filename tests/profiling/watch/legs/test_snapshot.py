@@ -192,3 +192,61 @@ def test_what_the_function_replaces_stays_and_what_it_grows_is_gone() -> None:
     snapshot.restore()
     assert torch.equal(other.weight, before) and torch.equal(shared.weight.grad, torch.ones(3, 3))
     assert other.bias.shape == (5,)
+
+
+class Warmup(torch.optim.lr_scheduler.LRScheduler):
+    """Holds another schedule, as many do, which is in its state."""
+
+    def __init__(self, optimizer: Any, then: Any) -> None:
+        self.then = then
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def step(self, *_: Any) -> None:
+        self.then.step()
+
+
+def test_a_schedule_within_a_schedule_goes_on_driving_the_same_optimiser() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0)
+    inner = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    outer = Warmup(optimizer, inner)
+    before = Snapshot()
+    outer.step()
+    before.restore()
+    assert outer.then is inner and optimizer.param_groups[0]["lr"] == 1.0
+    outer.step()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_groups_that_a_wrapper_shares_stay_shared() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1.0, momentum=0.9)
+    shared = optimizer.param_groups
+    before = Snapshot()
+    shared[0]["lr"] = 0.1
+    before.restore()
+    assert optimizer.param_groups is shared and shared[0]["lr"] == 1.0
+
+
+def test_what_the_function_has_added_to_an_optimiser_is_gone_and_all_else_is_as_before() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+    weight = model.weight.detach().clone()
+    before = Snapshot()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+    with torch.no_grad():
+        model.weight.zero_()
+    before.restore()
+    assert len(optimizer.param_groups) == 1 and torch.equal(model.weight, weight)
+
+
+def test_what_cannot_be_put_back_keeps_nothing_else_from_it() -> None:
+    model, last = nn.Linear(2, 1), nn.Linear(2, 1)
+    before, weight = Snapshot(), last.weight.detach().clone()
+    before._put_back.insert(0, lambda: model.load_state_dict({}))
+    with torch.no_grad():
+        last.weight.zero_()
+    with pytest.raises(RuntimeError, match="Missing key"):
+        before.restore()
+    assert torch.equal(last.weight, weight)
