@@ -83,6 +83,8 @@ def why_none(recording: Recording) -> str:
     if reason := needless(recording):
         return f"prepared shards were not tried: {reason}"
     seen = len(recording.sample_paths)
+    if seen and not any(Path(path).exists() for path in recording.sample_paths):
+        return f"nothing is predicted for prepared shards: {count_of(seen, 'file')} seen to be opened are gone"
     opened = f"of {count_of(seen, 'file')} seen to be opened none is" if seen else "the script was not seen to open"
     return (
         f"nothing is predicted for prepared shards: {opened} an image, or a tar of them, that can be read here "

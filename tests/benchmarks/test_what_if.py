@@ -151,5 +151,7 @@ def test_nothing_is_tried_where_nothing_of_the_data_could_help(photos: list[Path
     assert what_if(computing) == [] and "the loop hardly waits for data" in why_none(computing)
     assert what_if(queue) == [] and "no loader" in why_none(queue)
     assert what_if(Recording(script=Script(argv=["t.py"]), sample_paths=paths)) == []
+    gone = replace(waiting, sample_paths=["/gone/a.jpg", "/gone/b.jpg"])
+    assert why_none(gone) == "nothing is predicted for prepared shards: 2 files seen to be opened are gone"
     assert needless(waiting) == "" and "none is an image" in why_none(waiting)
     assert what_if(computing, forms=FORMS[:1], rounds=1, samples=3)  # who asks for it, gets it
