@@ -538,11 +538,13 @@ class Nested(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        inner = torch.ones(3, requires_grad=True)
-        other = threading.Thread(target=lambda: torch.autograd.backward((inner * 2).sum()))
+        with torch.enable_grad():
+            inner = [torch.ones(3, requires_grad=True) * 2 for _ in range(2)]
+        other = threading.Thread(target=lambda: torch.autograd.backward(inner[0].sum()))
         other.start()
         other.join()
-        torch.autograd.backward((inner * 3).sum())
+        with torch.enable_grad():
+            torch.autograd.backward(inner[1].sum())
         time.sleep(0.01)
         return gradients[0] * 2
 

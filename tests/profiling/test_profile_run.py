@@ -39,8 +39,11 @@ def before(config: StudyConfig) -> Recording:
     return Recording(script=Script(argv=list(config.argv)), loaders=[loader])
 
 
-def test_a_script_without_images_is_told_why_no_shards_are_predicted() -> None:
-    recording = replace(made(wait_s=0.1, compute_s=0.01), sample_paths=["/data/train.lmdb", "/data/labels.csv"])
+def test_a_script_without_images_is_told_why_no_shards_are_predicted(tmp_path: Path) -> None:
+    paths = [tmp_path / "train.lmdb", tmp_path / "labels.csv"]
+    for path in paths:
+        path.write_bytes(b"no picture")
+    recording = replace(made(wait_s=0.1, compute_s=0.01), sample_paths=list(map(str, paths)))
     (note,) = with_trials(recording).notes
     assert "of 2 files seen to be opened none is an image" in note and "LMDB" in note
 
