@@ -14,7 +14,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -260,13 +260,10 @@ class Loader:
             "stages": counters.fractions(workers),
             "bad": bad,
             "ahead": self._ahead.describe(rows),
-            "storage_bytes": self._storage_bytes(),
+            "storage_bytes": counters.total(self._rows, "storage_bytes") + self.split.whole_shards.storage_bytes,
             "headcount": None if self._headcount is None else self._headcount.describe(),
             "notes": [note for note in (self._rereading.note, self._prefetcher and self._prefetcher.trouble) if note],
         }
-
-    def _storage_bytes(self) -> int:
-        return counters.total(self._rows, "storage_bytes") + self.split.whole_shards.storage_bytes
 
     def close(self) -> None:
         """Ends the workers; so do the loader's own end and the interpreter's. Iterating again starts new ones."""
@@ -359,7 +356,7 @@ class Loader:
             run.close()
             if not run.plan.start:
                 read = counters.total(self._rows, "bytes_read")
-                self._rereading.epoch_ended(run.plan.epoch, read, self._storage_bytes())
+                self._rereading.epoch_ended(run.plan.epoch, read, self.stats()["storage_bytes"])
             self._run, self._finished = None, run.plan.epoch
             self._place = self._named or Place(run.plan.epoch + 1)
             if not self.config.persistent_workers:
@@ -369,10 +366,11 @@ class Loader:
             self._run = None
             _close(self._workshops)
             raise
-        except Exception as error:  # this epoch cannot go on; one of the device has a batch that nobody will see
-            run.close()
-            self._run = None
-            if not isinstance(error, SampleError | TransformError):
+        except Exception as error:  # this epoch cannot go on
+            self._run, told = None, isinstance(error, SampleError | TransformError)
+            with nullcontext() if told else suppress(Exception):  # after a fault of CUDA its fences may fail, too
+                run.close()
+            if not isinstance(error, SampleError | TransformError):  # a batch is lost that nobody has seen
                 raise
             where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
             raise type(error)(f"{where}{error.reason}", error.sample) from error

@@ -22,7 +22,6 @@ from feedline.preprocess.picture import Output
 from feedline.preprocess.sources.base import Classes, Columns
 from feedline.preprocess.sources.labels import class_id, label_by_name
 from feedline.preprocess.sources.reading import Stat, Where
-from feedline.preprocess.sources.tar_headers import BROKEN_LINK, NO_BYTES
 
 MIN_SHARDS = 64
 MIN_SAMPLES_PER_SHARD = 32
@@ -233,9 +232,9 @@ def checked(columns: Columns, classes: int) -> Columns:
         if here in seen:
             troubles.setdefault(row, "duplicate key")
         seen.add(here)
-    for row in np.flatnonzero((columns.labels_N < 0) | (columns.labels_N >= classes)).tolist():
-        if troubles.get(row, BROKEN_LINK) in NO_BYTES:  # mended bytes would not mend it
-            troubles[row] = "no label" if columns.labels_N[row] < 0 else "label out of range"
+    for row in np.flatnonzero(columns.labels_N < 0).tolist():
+        troubles.setdefault(row, "no label")
+    troubles |= dict.fromkeys(np.flatnonzero(columns.labels_N >= classes).tolist(), "label out of range")
     return replace(columns, troubles=troubles)
 
 

@@ -5,6 +5,7 @@ folder either is a whole dataset or none. What replaces a finished dataset is ma
 """
 
 import json
+import math
 import shutil
 import time
 import uuid
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_error
@@ -26,7 +29,7 @@ from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.fingerprint import fingerprint, versions
 from feedline.preprocess.index_source import OnNote, gather, open_configured
-from feedline.preprocess.plan import ShardTask, SplitPlan, make_plan
+from feedline.preprocess.plan import ShardTask, SplitPlan, estimated_bytes, make_plan
 from feedline.preprocess.processes import ProcessEngine
 from feedline.preprocess.receipts import Receipt
 from feedline.preprocess.sources.base import Source
@@ -151,9 +154,7 @@ class Preparation:
         if replaces:
             self.store = output.beside(place, plan)
             self.order = replace(self.order, address=self.store.address)
-            self.on_note(
-                f"the dataset in {place.address} stays until the new one is whole: there must be room for both"
-            )
+            self._say_room()
         anew = overwrite and not (replaces and output.resumes(self.store, plan))
         output.begin(self.store, plan, self.order.run, anew=anew)
         try:
@@ -168,6 +169,14 @@ class Preparation:
         else:
             output.end(place)
         return report
+
+    def _say_room(self) -> None:
+        mean_bytes = float(np.maximum(self.plan.columns.lengths_N, 0).mean())
+        new_bytes = len(self.plan.columns) * sum(estimated_bytes(form, mean_bytes) for form in self.config.outputs)
+        self.on_note(
+            f"the dataset in {self.place.address} stays until the new one is whole: "
+            f"until then about {math.ceil(new_bytes / 2**20):,} MiB more are needed there"
+        )
 
     # --- writing and committing -----------------------------------------------------------------------
 

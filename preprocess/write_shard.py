@@ -195,7 +195,7 @@ class ShardJob:
             self.bytes_in += len(data)
             try:
                 trouble = task.troubles.get(position)
-                if trouble and not (trouble in NO_BYTES and position in task.mended):
+                if trouble and not (trouble in NO_BYTES and position in task.mended and label >= 0):
                     raise BadImage(trouble)
                 if crcs is not None and position not in task.mended and zlib.crc32(data) != crcs[position]:
                     raise BadImage("damaged", "its bytes are not those that the source's index knows (CRC-32)")

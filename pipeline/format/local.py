@@ -6,6 +6,7 @@ a SIGBUS, and the copy costs 2 µs of a sample's 300.
 
 import os
 import resource
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -55,9 +56,10 @@ class LocalFiles:
     def read(self, shard: int, offset: int, length: int) -> bytes:
         """Raises DatasetError when there is no such data."""
         try:
-            data = os.pread(self.opened(shard).number, length, offset)
-        except OSError:
-            data = self._anew(shard, lambda number: os.pread(number, length, offset))
+            held = self.opened(shard)  # for as long as it is read
+            data = os.pread(held.number, length, offset)
+        except OSError as error:
+            data = self._anew(shard, error, lambda number: os.pread(number, length, offset))
         if len(data) != length:
             raise self._cut_short(shard, offset + length)
         return data
@@ -65,9 +67,10 @@ class LocalFiles:
     def read_into(self, shard: int, end: int, out: npt.NDArray[np.uint8]) -> None:
         """The bytes before `end`, as many as `out` holds, straight to their place. Raises DatasetError as `read`."""
         try:
-            count = os.preadv(self.opened(shard).number, [out.data], end - out.nbytes)
-        except OSError:
-            count = self._anew(shard, lambda number: os.preadv(number, [out.data], end - out.nbytes))
+            held = self.opened(shard)
+            count = os.preadv(held.number, [out.data], end - out.nbytes)
+        except OSError as error:
+            count = self._anew(shard, error, lambda number: os.preadv(number, [out.data], end - out.nbytes))
         if count != out.nbytes:
             raise self._cut_short(shard, end)
 
@@ -83,11 +86,13 @@ class LocalFiles:
     def _cut_short(self, shard: int, end: int) -> DatasetError:
         return DatasetError(f"{self._paths[shard]} is cut short: it ends before byte {end:,}")
 
-    def _anew(self, shard: int, read: Callable[[int], T]) -> T:
-        """Reads with the shard opened again: a descriptor goes stale when its server is exchanged."""
-        self._open.pop(shard, None)
+    def _anew(self, shard: int, error: OSError, read: Callable[[int], T]) -> T:
+        """Reads with the shard opened again, if it was open: a descriptor goes stale when its server is exchanged."""
         try:
-            return read(self.opened(shard).number)
+            if self._open.pop(shard, None) is None:
+                raise error
+            held = self.opened(shard)
+            return read(held.number)
         except OSError as error:
             raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
 
@@ -98,10 +103,11 @@ class LocalFiles:
         """The shard, opened if need be. Raises OSError."""
         if (known := self._open.get(shard)) is not None:
             return known
+        opened = Opened(open_regular(self._paths[shard]))
         if len(self._open) >= self._most_open:
             with suppress(LookupError, RuntimeError, StopIteration):  # another thread has done so
                 del self._open[next(iter(self._open))]
-        opened = self._open[shard] = Opened(open_regular(self._paths[shard]))
+        self._open[shard] = opened
         if self._scattered:
             os.posix_fadvise(opened.number, 0, 0, os.POSIX_FADV_RANDOM)
         return opened
@@ -112,6 +118,7 @@ class WholeShards:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._turn = threading.Lock()
         self.storage_bytes = 0
         """What came from storage for it, by the kernel's account."""
 
@@ -123,7 +130,8 @@ class WholeShards:
                 os.posix_fadvise(descriptor, start, PIECE_BYTES, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(descriptor)
-            self.storage_bytes += BLOCK_BYTES * (_blocks_of_thread() - before)
+            with self._turn:  # several threads fetch
+                self.storage_bytes += BLOCK_BYTES * (_blocks_of_thread() - before)
 
 
 def _blocks_of_thread() -> int:

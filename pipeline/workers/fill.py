@@ -111,7 +111,8 @@ class Filler:
             shard, offset, length = shards[sample], offsets[sample], lengths[sample]
             if way == READS:
                 with suppress(OSError):  # it is said when it is needed
-                    self._threads.read(self._files.opened(shard).number, offset, length)
+                    held = self._files.opened(shard)
+                    self._threads.read(held.number, offset, length)
             else:
                 self._files.announce(shard, offset, length)
             announced_bytes += length

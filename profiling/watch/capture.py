@@ -298,7 +298,7 @@ class Capture:
         in_loop, ranks = own or loop.any_trained, self.facts.world_size
         steps = loop.train_steps + own if in_loop else self.optimizer_steps or loop.rows
         trained = in_loop or self.optimizer_steps > 0
-        if not trained and (ranks > 1 or facts.is_child()):  # somebody waits for what it does: it is not ended here
+        if not trained and (ranks > 1 or facts.is_child()):  # somebody waits for what it does: it is not ended so
             return None
         return self.stop.reached(now, steps=steps, ranks=ranks, rank=self.rank, held=held, trained=trained)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from feedline.profiling.record.journal import StepRow
 from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.facts import quietly
 from feedline.profiling.watch.patches import Patches
 
 SYNCHRONISING = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
@@ -37,7 +38,9 @@ def settle_device() -> None:
     if torch is None:
         return
     for index in range(torch.cuda.device_count()):
-        if torch.cuda.memory_allocated(index):  # on another one there is nothing of ours, not even a context
+        if quietly(
+            functools.partial(torch.cuda.memory_allocated, index)
+        ):  # on another one there is nothing of ours, not even a context
             torch.cuda.synchronize(index)
 
 
@@ -75,6 +78,8 @@ class Device:
         """The one that the steps are in: where the last of them ended."""
         self._marks: deque[tuple[StepRow, str, Any, Any]] = deque(maxlen=LIMIT)
         """Row, its field that grows by the time between, two marks."""
+        self._begun = False
+        """It is known that the script uses the device that marks are made on."""
         self._inside = set[int]()
         """Threads in a call that counts already: a subclass may make it once more."""
 
@@ -99,7 +104,8 @@ class Device:
         cuda = self._torch.cuda
         if not cuda.is_initialized() or cuda.is_current_stream_capturing():
             return False
-        return self._model_s() is not None or cuda.memory_allocated() > 0
+        self._begun = self._begun or self._model_s() is not None or bool(quietly(cuda.memory_allocated))
+        return self._begun
 
     def _model_s(self) -> str | None:
         """The device that the model is on, which need not be the current one; None while nobody knows."""

@@ -15,7 +15,7 @@ OUTPUTS = {
     "index no/folder": ["--json"],
     "inspect no/dataset": ["--json", "--html"],
     "train no/dataset": ["--json"],
-    "slurm no/dataset --nodes 0": ["--json"],
+    "slurm no/dataset --time never": ["--json"],
     "profile --json FILE no.py": [""],
     "profile --html FILE no.py": [""],
     "profile --trace FILE no.py": [""],

@@ -1,6 +1,7 @@
 """Several workers at once on one host, each on cores or a GPU of its own, until nothing in the study is open."""
 
 import os
+import random
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +81,9 @@ def visible_gpus(device: str) -> list[str]:
 
 def hire(kind: str, study: Path, settings: Mapping[str, Any], device: str, config: CrewConfig) -> list[Order]:
     """What the workers of this command are started with. Raises UsageError where they have no room."""
-    cores = sorted(os.sched_getaffinity(0))[: usable_cores()] if hasattr(os, "sched_getaffinity") else []
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) > usable_cores():  # a quota says how many, not which: a random part, not everybody's first ones
+        cores = sorted(random.sample(cores, usable_cores()))
     made = places(config, cores, visible_gpus(device))
     starter = (os.getpid(), psutil.Process().create_time())
     return [

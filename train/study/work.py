@@ -97,8 +97,9 @@ def work_through(order: Order) -> None:
             except Exception as error:
                 if disk_is_full(error):
                     raise write_error(OSError(errno.ENOSPC, ""), f"working on {study}") from error
-                if world.world_size > 1 or (torch.cuda.is_initialized() and not isinstance(error, FeedlineError)):
-                    raise  # the other ranks are in the middle of it; after an error CUDA may fail at every call
+                spoilt = torch.cuda.is_initialized() and isinstance(error, RuntimeError)
+                if world.world_size > 1 or (spoilt and order.at_most is None):
+                    raise  # the other ranks are in the middle of it; after such an error CUDA may fail at every call
                 if not isinstance(error, FeedlineError):  # its record has one line of it, the log the rest
                     traceback.print_exc()
 
@@ -111,7 +112,8 @@ def main(words: str) -> None:
     if order.gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.gpus
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # what a cluster sets for the job is not of each of its trainings
-        os.environ.pop("RANK", None)
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     threading.Thread(target=_end_with, args=order.starter, daemon=True).start()
     try:

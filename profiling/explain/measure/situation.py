@@ -215,9 +215,9 @@ def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float, 
         sampled += 0.0 if series.scope == "host" else mean_over(series, windows) or 0.0
     host = of_host.get("cpu_cores", 0.0) + of_host.get("steal_cores", 0.0)
     own_cores = max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
-    others = max(0.0, host - own_cores)
-    taken = min(others, max(0.0, cores - own_cores))  # of those that it may use
-    full = host >= FULL * float(recording.host.get("cores") or cores)
+    all_cores = float(recording.host.get("cores") or cores)
+    others, full = max(0.0, host - own_cores), host >= FULL * all_cores
+    taken = min(others, cores if cores >= all_cores else max(0.0, cores - own_cores))  # of those that it may use
     return Machine(
         cores=cores,
         own=own_cores,

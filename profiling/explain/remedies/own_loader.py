@@ -27,6 +27,7 @@ MOST_WORKERS = 32
 WAITING = 0.5  # share of a sample's time that is waiting for files or servers, from which cores are no limit
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
 SOME = 1.02  # less is no gain
+TORCHS_NONE = "DataLoader(…, num_workers=0)"  # which refuses what is of workers
 NO_WAIT = Vain("the loop hardly waits for data")
 
 
@@ -93,7 +94,7 @@ def other_workers(at: Situation) -> Iterable[Change]:
 
 def _workers_line(at: Situation, count: int) -> str:
     line = loader_line(at, f"num_workers={count}", ", persistent_workers=True" if count else "")
-    return line if count else f"{line}  # without persistent_workers and prefetch_factor"
+    return f"{line}  # without persistent_workers and prefetch_factor" if line == TORCHS_NONE else line
 
 
 def _why_workers(at: Situation, then: Throughput) -> str:

@@ -100,14 +100,22 @@ class Snapshot:
 
 
 def copied(torch: Any, state: Any, themselves: dict[int, Any]) -> Any:
-    """Tensors in the CPU's memory; modules, optimisers and schedules that a schedule holds stay `themselves`."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().to("cpu", copy=True)
-    if type(state) is dict:
-        return {name: copied(torch, one, themselves) for name, one in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(copied(torch, one, themselves) for one in state)
-    return copy.deepcopy(state, themselves)
+    """Modules, optimisers and schedules that a schedule holds stay `themselves`. What an optimiser has for each
+    parameter, which it moves back by itself, is kept in the CPU's memory."""
+    if not isinstance(state, dict) or not {"state", "param_groups"} <= state.keys():
+        return copy.deepcopy(state, themselves)
+    rest = {name: one for name, one in state.items() if name != "state"}
+    of_each = {key: on_cpu(torch, one, themselves) for key, one in state["state"].items()}
+    return {**copy.deepcopy(rest, themselves), "state": of_each}
+
+
+def on_cpu(torch: Any, values: Any, themselves: dict[int, Any]) -> Any:
+    if not isinstance(values, dict):
+        return copy.deepcopy(values, themselves)
+    return {
+        name: one.detach().to("cpu", copy=True) if isinstance(one, torch.Tensor) else copy.deepcopy(one, themselves)
+        for name, one in values.items()
+    }
 
 
 def load(one: Any, state: Any) -> None:

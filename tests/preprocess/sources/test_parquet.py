@@ -341,12 +341,13 @@ for _ in range(30):
 @pytest.mark.parametrize(
     ("splits", "found"),
     [
-        (None, [("train", "train"), ("val", "val"), ("test", "test")]),
+        (None, [("train", "train"), ("val", "val")]),
+        ("train,val,test", [("train", "train"), ("val", "val"), ("test", "test")]),
         ("test", [("test", "test")]),
         ("train,val", [("train", "train"), ("val", "val")]),
     ],
 )
-def test_a_third_split_is_read_too(
+def test_a_third_split_is_read_where_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, splits: str | None, found: list[tuple[str, str]]
 ) -> None:
     from torchvision import datasets

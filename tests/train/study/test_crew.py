@@ -154,8 +154,10 @@ def test_more_trainings_than_gpus_are_refused(config: CrewConfig) -> None:
 
 
 def test_no_more_cores_are_shared_out_than_a_quota_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four of 64: each of four trainings has one."""
+    """Four of 64: each of four trainings has one, and those of another command hardly the same."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr("feedline.train.study.crew.usable_cores", lambda: 4)
-    orders = hire("sweep", tmp_path, {}, "cpu", CrewConfig(jobs=4))
-    assert [order.cores for order in orders] == [(0,), (1,), (2,), (3,)]
+    found = [hire("sweep", tmp_path, {}, "cpu", CrewConfig(jobs=4)) for _ in range(9)]
+    shares = [[order.cores for order in orders] for orders in found]
+    assert all(len({*each}) == 4 and all(len(cores) == 1 for cores in each) for each in shares)
+    assert len(set(map(tuple, shares))) > 1
