@@ -39,7 +39,7 @@ def inspect(
 
       feedline inspect RUN --quantiles 0.6,0.9,0.99     # of |w|, by layer and in all, of every kept epoch
     """
-    if out.is_file() or is_run(out):
+    if is_run(out):
         from feedline.train.checkpoint import by_name
         from feedline.train.weights import WeightsConfig, describe
 

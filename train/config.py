@@ -182,9 +182,9 @@ CHECKPOINTS = "checkpoints"
 """The folder of a run that holds them."""
 
 
-def is_run(folder: Path) -> bool:
-    """Whether it is one with checkpoints in it."""
-    return (folder / CHECKPOINTS).is_dir()
+def is_run(place: Path) -> bool:
+    """Whether it is a run's folder with checkpoints in it, or one of these."""
+    return place.is_file() or (place / CHECKPOINTS).is_dir()
 
 
 FREE_TO_CHANGE = frozenset(
