@@ -14,7 +14,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -367,11 +367,12 @@ class Loader:
             _close(self._workshops)
             raise
         except Exception as error:  # this epoch cannot go on
-            self._run, told = None, isinstance(error, SampleError | TransformError)
-            with nullcontext() if told else suppress(Exception):  # after a fault of CUDA its fences may fail, too
-                run.close()
+            self._run = None
             if not isinstance(error, SampleError | TransformError):  # a batch is lost that nobody has seen
+                with suppress(Exception):  # after a fault of CUDA its fences may fail, too
+                    run.close()
                 raise
+            run.close()
             where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
             raise type(error)(f"{where}{error.reason}", error.sample) from error
         run.handed_over(len(batch[1]))

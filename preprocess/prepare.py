@@ -308,8 +308,9 @@ def staging_folder(store: Store) -> Generator[Path]:
 def check_apart(config: PrepareConfig) -> None:
     """The output must not lie inside a source folder, nor the source where the output goes: it would be indexed, or
     wiped. What is in quarantine may be prepared on its own, elsewhere."""
-    source, out = (place.removeprefix("file://").rstrip("/") for place in (config.source, config.out))
+    source, out = (place.removeprefix("file://") for place in (config.source, config.out))
     if "://" in source + out:
+        source, out = source.rstrip("/"), out.rstrip("/")
         inside, is_folder = out.startswith(f"{source}/") or out == source, True
         top = source.removeprefix(f"{out}/").split("/")[:1] if source.startswith(f"{out}/") else ["elsewhere"]
     else:

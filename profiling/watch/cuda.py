@@ -38,9 +38,8 @@ def settle_device() -> None:
     if torch is None:
         return
     for index in range(torch.cuda.device_count()):
-        if quietly(
-            functools.partial(torch.cuda.memory_allocated, index)
-        ):  # on another one there is nothing of ours, not even a context
+        # On a device without memory of ours there is nothing of ours, perhaps not even a context.
+        if quietly(functools.partial(torch.cuda.memory_allocated, index)):
             torch.cuda.synchronize(index)
 
 

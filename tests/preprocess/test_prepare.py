@@ -244,6 +244,7 @@ def test_output_and_source_must_lie_apart(images: Path, tmp_path: Path) -> None:
         ("data/{train,more}/*.tar", "data", False),
         ("data/raw-*/*.tar", "data", True),
         ("data/*.tar", "data/out", True),
+        ("/", "/data/out", False),
     ],
 )
 def test_addresses_and_patterns_lie_apart_too(source: str, out: str, apart: bool) -> None:
