@@ -1,16 +1,21 @@
 """`feedline …` in a process of its own that has not to import everything first: it is forked from one that has.
 
 Whatever a command is by then has happened there: this is for what it does and says, not for how it starts.
+And whether processes are gone.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
+
+import psutil
 
 SERVER = """
 import json, os, sys
@@ -81,8 +86,19 @@ class Commands:
             said, errors = (stream.read_bytes().decode(errors="surrogateescape") for stream in streams[1:])
         return subprocess.CompletedProcess(words, status, said, errors)
 
-    def _start(self) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-c", SERVER]
-        return subprocess.Popen(
-            command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+
+def all_gone(processes: Iterable[int | psutil.Process], within_s: float = 20.0) -> bool:
+    """A killed process takes a while to go; zombies count as gone: whoever adopts them reaps them when it likes."""
+    end_s = time.monotonic() + within_s
+    while any(map(_alive, processes := list(processes))):
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _alive(process: int | psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        one = psutil.Process(process) if isinstance(process, int) else process
+        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import all_gone
 from tests.lab import gpu_run
 from tests.lab.gpu_run import ROOT, Command, Place, install, keep, run, with_result
 
@@ -53,8 +54,7 @@ def test_what_outlasts_the_call_is_ended_with_its_children_and_its_result_kept(t
     code += "print(child.pid, flush=True); time.sleep(600)"
     done = run(Command("long", ["-c", code]), place(tmp_path, 3.0), tmp_path / "site")
     assert (done.status, done.result) == ("the time was over", {"n": 1})
-    state = Path(f"/proc/{int(done.tail)}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"
+    assert all_gone([int(done.tail)])
 
 
 def test_a_verb_gets_its_result_s_option_before_a_script(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.commands import all_gone
+
 SCRIPT = """
 import sys, time
 from feedline.pipeline.loader import Loader
@@ -47,12 +49,6 @@ def start(split: Path, tmp_path: Path) -> Iterator[object]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-def all_gone(pids: list[int], within_s: float = 20.0) -> bool:
-    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(processes, timeout=within_s)
-    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def shared_memory_files() -> set[str]:

@@ -85,8 +85,3 @@ class Started:
     def end(self) -> tuple[int, str]:
         _, errors = self.process.communicate(timeout=240)
         return self.process.returncode, errors
-
-
-def all_gone(processes: list[psutil.Process]) -> bool:
-    """Zombies count as gone: whoever adopts them reaps them in its own time."""
-    return not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]

@@ -26,7 +26,8 @@ from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.processes import ProcessEngine
 from feedline.preprocess.spark import SparkEngine
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome
-from tests.preprocess.jobs import Started, all_gone, run, wait_for
+from tests.commands import all_gone
+from tests.preprocess.jobs import Started, run
 from tests.preprocess.making import Here, digests, prepare
 
 
@@ -191,7 +192,7 @@ def test_killing_the_driver_leaves_no_process_and_a_rerun_finishes(
     if stopped:
         family[-1].suspend()
     started.process.kill()
-    wait_for(lambda: all_gone(family), 30)
+    assert all_gone(family, 30)
     started.end()
     assert not list((tmp_path / "out").rglob("manifest.json"))
     assert run(source, tmp_path / "out", *PROCESSES).returncode == 0

@@ -19,7 +19,8 @@ from py4j.protocol import Py4JNetworkError
 
 from feedline.cli import main as feedline_main
 from feedline.preprocess import spark
-from tests.preprocess.jobs import Started, all_gone, command, run, wait_for
+from tests.commands import all_gone
+from tests.preprocess.jobs import Started, command, run, wait_for
 from tests.preprocess.making import digests
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -60,7 +61,7 @@ def test_killing_the_driver_leaves_no_process_and_a_rerun_finishes(
     family = started.family()
     started.process.kill()
     started.process.wait()
-    wait_for(lambda: all_gone(family), 30)
+    assert all_gone(family, 30)
     started.end()
     assert not list((tmp_path / "out").rglob("manifest.json"))
     assert run(source, tmp_path / "out", "--master", "local[2]").returncode == 0
@@ -81,7 +82,7 @@ def test_killing_the_jvm_is_one_line_and_processes_finish_the_job(
     assert status == 1
     assert "JVM died" in errors.splitlines()[-1]
     assert "Traceback" not in errors
-    wait_for(lambda: all_gone(family), 30)
+    assert all_gone(family, 30)
     assert run(source, tmp_path / "out", "--engine", "processes").returncode == 0
     assert digests(tmp_path / "out") == calm
     assert not list(scratch.iterdir())
@@ -115,7 +116,7 @@ def test_ctrl_c_leaves_nothing_running_and_nothing_final(source: Path, tmp_path:
     status, errors = started.end()
     assert status == 130
     assert "Traceback" not in errors
-    wait_for(lambda: all_gone(family), 30)
+    assert all_gone(family, 30)
     assert not list((tmp_path / "out").rglob("manifest.json"))
     assert not list(scratch.iterdir())
 

@@ -17,7 +17,7 @@ import pytest
 from feedline.pipeline.base.errors import UsageError
 from feedline.profiling.launch import Run, command_line, launched
 from feedline.profiling.record.journal import StudyConfig
-from tests.commands import Commands
+from tests.commands import Commands, all_gone
 
 Profiled = Callable[..., "subprocess.CompletedProcess[str]"]
 FEEDLINE = [sys.executable, "-c", "from feedline.cli.main import run; run()", "profile", "--no-trials"]
@@ -247,7 +247,7 @@ def test_a_signal_reaches_the_script_and_nothing_is_left(tmp_path: Path, number:
     output, _ = watched.communicate(timeout=60)
     assert watched.returncode == status
     assert (b"cleaned up" in output) == (number == signal.SIGINT)
-    assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
+    assert all_gone([int((tmp_path / "started").read_text())])
     assert (tmp_path / "out.json").exists()
 
 
@@ -262,8 +262,7 @@ def test_the_script_ends_with_a_feedline_that_is_killed_and_the_next_one_clears_
     process = psutil.Process(int((tmp_path / "started").read_text()))
     watched.kill()
     watched.wait()
-    psutil.wait_procs([process], timeout=60)
-    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    assert all_gone([process], 60)
     assert list((tmp_path / "tmp").iterdir())
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     profile([str(script(tmp_path, "pass", "next.py"))])
@@ -286,7 +285,7 @@ def test_a_stranger_with_the_number_of_a_worker_is_left_alone(tmp_path: Path) ->
     try:
         profile([str(script(tmp_path, text))])
         assert stranger.poll() is None
-        assert not psutil.pid_exists(int((tmp_path / "hangs").read_text()))
+        assert all_gone([int((tmp_path / "hangs").read_text())])
     finally:
         stranger.kill()
         stranger.wait()

@@ -28,6 +28,7 @@ from feedline.train.evaluate import evaluate
 from feedline.train.loop import train
 from feedline.train.metrics import read_events
 from feedline.train.models import build_model
+from tests.commands import all_gone
 
 from .conftest import PX, write_dataset
 
@@ -148,8 +149,7 @@ def test_kill_9_and_resume_end_in_the_same_weights(many: Path, tmp_path: Path) -
     ends = [checkpoint.Checkpoints(tmp_path / name).steps()[-1] for name in ("whole", "killed")]
     whole, killed = (checkpoint.read(path) for path in ends)
     assert all((whole["model"][name] == killed["model"][name]).all() for name in whole["model"])
-    psutil.wait_procs(workers, timeout=10)
-    assert not any(worker.is_running() for worker in workers)
+    assert all_gone(workers)
 
 
 @pytest.mark.slow

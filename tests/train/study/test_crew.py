@@ -12,6 +12,7 @@ import pytest
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.train.study.crew import CrewConfig, Place, hire, places, work_on
 from feedline.train.study.tasks import Tasks
+from tests.commands import all_gone
 
 KIND = """
 import os, signal, time
@@ -126,8 +127,7 @@ work_on(orders, 1, Tasks(study), lambda: None)
         time.sleep(0.05)
     starter.kill()
     worker = next(iter(running.values()))["pid"]
-    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.05)
+    assert all_gone([worker])
     assert not Tasks(study).attempts()  # it gave back what it was at
 
 
