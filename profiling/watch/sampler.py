@@ -157,7 +157,7 @@ class TimeSums:
         self.samples = 0
         self._rows = 0
         self._delay_known = False
-        self._process_cpu_s = time.process_time()
+        self._cpu_s = time.process_time()
         self._open()
 
     def _open(self) -> None:
@@ -181,9 +181,10 @@ class TimeSums:
     def due(self) -> bool:
         return time.perf_counter() - self._started > min(ROW_S, FIRST_ROW_S * (self._rows + 1))
 
-    def take(self) -> TimeRow:
-        """The row since the last one."""
-        cpu_s = time.process_time()
+    def take(self, watch_cpu_s: float) -> TimeRow:
+        """The row since the last one. `watch_cpu_s`: CPU time of all looks so far, which is not the script's: of a
+        process that mostly waits it is a tenth."""
+        cpu_s = time.process_time() - watch_cpu_s
         sums: dict[str, Any] = {
             name: {key: round(s, 6) for key, s in one.items()} for name, one in self._sums.items()
         }
@@ -195,10 +196,10 @@ class TimeSums:
             **sums,
             batches=self.batches - self._counted[0],
             samples=self.samples - self._counted[1],
-            cpu_s=round(cpu_s - self._process_cpu_s, 6),
+            cpu_s=max(0.0, round(cpu_s - self._cpu_s, 6)),
             ticks=self._ticks,
         )
-        self._process_cpu_s = cpu_s
+        self._cpu_s = cpu_s
         self._rows += 1
         self._open()
         return row

@@ -135,11 +135,11 @@ class TrainerWatch:
 
     def write(self) -> None:
         """Rows since the last time."""
-        self._journal.append(f"main-{self._pid}", [self._main.take()])
+        self._journal.append(f"main-{self._pid}", [self._main.take(self.sampler.cpu_s)])
         for stats in list(self._stats.values()):  # another thread may begin a pass meanwhile
             stats.write(self._journal)
         for loader, sums in self._loading.items():
-            self._journal.append(f"loading-{self._pid}-{loader}", [sums.take()])
+            self._journal.append(f"loading-{self._pid}-{loader}", [sums.take(self.sampler.cpu_s)])
 
 
 def own_work(frame: FrameType) -> str | None:

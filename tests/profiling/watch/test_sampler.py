@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from feedline.profiling.record.journal import Journal
-from feedline.profiling.watch.sampler import StackSampler
+from feedline.profiling.watch.sampler import StackSampler, TimeSums
 
 
 def test_what_looks_saw_may_be_read_once_it_was_stopped(tmp_path: Path) -> None:
@@ -42,6 +42,20 @@ def test_a_look_may_stop_the_sampler(tmp_path: Path) -> None:
     sampler.start()
     sampler.join(timeout=5)
     assert len(looks) == 1
+
+
+def test_cpu_time_of_looks_is_not_the_script_s(tmp_path: Path) -> None:
+    def look(_: dict[int, FrameType], __: float, ___: bool | None) -> None:
+        until_s = time.thread_time() + 0.02
+        while time.thread_time() < until_s:
+            pass
+
+    sums, sampler = TimeSums(), StackSampler(look, Journal(tmp_path), rate_hz=100)
+    sampler.start()
+    while sampler.looks < 5:
+        time.sleep(0.05)
+    sampler.gone()
+    assert sampler.cpu_s >= 0.1 > 2 * sums.take(sampler.cpu_s).cpu_s
 
 
 COLLECTING = """
