@@ -156,7 +156,9 @@ def _place(sampler: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _end(drop_last: bool, ranks: int, asked: str | None) -> dict[str, Any]:
     """What becomes of the last batch: several ranks share it, as a DistributedSampler has it. Of a padded one without
-    its padding some would have nothing."""
+    its padding some would have nothing; who asks for wrapping wants whole batches."""
+    if asked == "wrap":
+        return {"policy": "wrap", "short_last_batch": False}
     if drop_last or (asked == "pad" and ranks > 1):
         return {"policy": "drop", "short_last_batch": False}
     return {"policy": "wrap" if ranks > 1 else "pad", "short_last_batch": True}

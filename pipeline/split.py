@@ -1,7 +1,6 @@
 """One prepared split as a loader sees it: manifest, index in shared memory, names for messages, its bytes' place."""
 
 import hashlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +65,14 @@ class PreparedSplit:
 
     def check_same(self) -> None:
         """Raises DatasetError for a local split that has been prepared anew: the index is that of other shards."""
-        with suppress(OSError):
+        try:
             data = b"" if self.address else (self.folder / MANIFEST).read_bytes()
-            if self.address or hashlib.sha256(data).hexdigest() == self.identity:
-                return
+        except FileNotFoundError:
+            data = b""
+        except OSError:  # a moment's trouble: if it lasts, the shards' own reads say so
+            return
+        if self.address or hashlib.sha256(data).hexdigest() == self.identity:
+            return
         raise DatasetError(f"{self.folder} was prepared anew or taken away meanwhile: make a new Loader")
 
     def key(self, sample: int) -> str:

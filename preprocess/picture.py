@@ -165,6 +165,9 @@ class Preparer:
             image = self._decode_turbo(data)
             if image is not None:
                 return image, "jpg"
+            read = self._decode_pillow(data)
+            refuse_damage(data)
+            return read
         return self._decode_pillow(data)
 
     def _decode_turbo(self, data: bytes) -> Image.Image | None:
@@ -182,7 +185,6 @@ class Preparer:
         try:
             simplejpeg.decode_jpeg(data, "RGBX", buffer=self._buffer)
         except ValueError:
-            refuse_damage(data)
             return None
         if colours == "Gray":
             self.notes["grey"] += 1
@@ -233,7 +235,7 @@ def refuse_damage(data: bytes) -> None:
     try:
         jpeg.decode(data, "RGBX")
     except JpegError as error:
-        if "Corrupt" in str(error):
+        if str(error).startswith(jpeg.DAMAGED):
             raise BadImage("damaged", str(error)) from None
 
 

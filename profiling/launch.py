@@ -53,7 +53,8 @@ except Exception:
 LEAVE_S = 20.0  # a script that was told to stop and trains on is terminated after this long
 RECENT_S = 5.0
 ENDING_MOST_S = 600.0  # so long may it take to end; what hangs longer is terminated, too
-IDLE_MOST_S, IDLE_CPU_S = 60.0, 0.2  # and what uses no more of a processor for so long hangs
+IDLE_MOST_S, IDLE_CPU_S, IDLE_BYTES = 60.0, 0.2, 1 << 20
+"""What uses no more of a processor for so long, and writes no more, hangs."""
 GRACE_S = 3.0  # its workers end by themselves within this
 
 Report = Callable[[str], None]
@@ -168,23 +169,26 @@ def _wait(
 
 
 class Idle:
-    """How long a program and its children have used no processor to speak of."""
+    """How long a program and its children have used no processor to speak of, and written nothing to speak of."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._since, self._used_s = time.monotonic(), -math.inf
+        self._since, self._used = time.monotonic(), (-math.inf, 0)
 
     def seconds(self) -> float:
-        used_s = 0.0
+        used_s, written, stored = 0.0, 0, False
         with suppress(psutil.Error):
             program = psutil.Process(self._pid)
             for process in (program, *program.children(recursive=True)):
                 with suppress(psutil.Error):
                     times = process.cpu_times()
                     used_s += times.user + times.system
+                    written += process.io_counters().write_chars
+                    stored = stored or process.status() == psutil.STATUS_DISK_SLEEP
         now = time.monotonic()
-        if abs(used_s - self._used_s) > IDLE_CPU_S:
-            self._since, self._used_s = now, used_s
+        before_s, before = self._used
+        if stored or abs(used_s - before_s) > IDLE_CPU_S or abs(written - before) > IDLE_BYTES:
+            self._since, self._used = now, (used_s, written)
         return now - self._since
 
 

@@ -76,10 +76,10 @@ class Checkpoints:
     def owns(self, where: Where) -> bool:
         return where.resolve().parent == self.folder.resolve()
 
-    def go_on_from(self, resume: Resume) -> list[str]:
+    def go_on_from(self, resume: Resume, asked: str | None) -> list[str]:
         """Removes what lies beyond a checkpoint of this run's own: it is of a line that goes on no more; so is the
-        best, if it came later. The checkpoint becomes the newest of the steps', under whatever name it was asked for.
-        Returns notes. Raises CheckpointError when the disk refuses."""
+        best, if it came later. The checkpoint becomes the newest of the steps'. A restart does not go back to the one
+        that `--resume` has `asked` for again. Returns notes. Raises CheckpointError when the disk refuses."""
         if not self.owns(resume.where):
             return []
         step = resume.state["progress"]["step"]
@@ -87,7 +87,8 @@ class Checkpoints:
         try:
             if not (own := self.folder / step_name(step)).exists():
                 write_atomically(own, resume.where.read_bytes())
-            write_atomically(self.folder / WENT_BACK, resume.where.name.encode())
+            if asked not in (None, "auto"):
+                write_atomically(self.folder / WENT_BACK, Path(asked).name.encode())
             if not left:
                 return []
             with suppress(CheckpointError):  # it is damaged, or there is none
@@ -100,7 +101,7 @@ class Checkpoints:
         return [f"went back to step {step}: removed {', '.join(where.name for where in left)}"]
 
     def _went_back_to(self) -> str:
-        """The checkpoint that this run went on from last."""
+        """The checkpoint that this run was last asked to go on from."""
         with suppress(OSError):
             return (self.folder / WENT_BACK).read_text()
         return ""

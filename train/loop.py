@@ -110,7 +110,7 @@ def train(
                 with Reporter(run) as report:
                     report.start(notes)  # takes the folder for this training alone
                     if resume and config.keep_last:
-                        for text in world.on_main(lambda: checkpoints.go_on_from(resume)):
+                        for text in world.on_main(lambda: checkpoints.go_on_from(resume, config.resume)):
                             run.tell("note", text=text)
                     if resume is None and config.tensorboard and world.is_main:
                         journal.show_model(run.module, data.first_images(config, world))

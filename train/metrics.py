@@ -137,18 +137,22 @@ def read_events(run: Path, *kinds: str) -> list[Event]:
 
 def as_trained(run: Path) -> dict[str, list[Event]]:
     """The step and epoch events that lead to where the run is, and the resources of all its processes, `at_s` going
-    on from one to the next. What was done again after a restart counts once, what it went back behind not at all."""
+    on from one to the next. What was done again after a restart counts once, what it went back behind, or began anew
+    in the place of, not at all."""
     by_step: dict[str, dict[int, Event]] = {"step": {}, "epoch": {}}
-    resources, begun_s = list[Event](), 0.0
+    resources, begun_s, goes_on = list[Event](), 0.0, False
     for event in read_events(run, "start", "resume", "resources", *by_step):
         kind = event["event"]
         if kind == "start":
             begun_s = resources[-1]["at_s"] if resources else 0.0
+            by_step = by_step if goes_on else {name: {} for name in by_step}
+            goes_on = False
         elif kind == "resources":
             resources.append({**event, "at_s": begun_s + event["at_s"]})
         elif kind != "resume":
             by_step[kind][event["step"]] = event
         elif event.get("own"):
+            goes_on = True
             by_step = {
                 name: {step: one for step, one in each.items() if step <= event["step"]}
                 for name, each in by_step.items()

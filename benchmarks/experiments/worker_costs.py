@@ -6,8 +6,9 @@ SPLIT: a prepared split of some 2,000 samples that the page cache holds. CPU µs
 px places by RandomResizedCrop and flip, rounds visiting all cells in an order drawn anew; meanwhile a twin in another
 process does the same, as a second worker would (`--alone`: none). Cells: the kernel on bytes in memory into one place
 again and again, into one slot, into as many slots as a loader of two workers has; runs of samples in one call there;
-reading, without and with checksums; a worker's whole batch, sample by sample and in runs; and the trainer's thread
-beside two workers. Writes results/worker-costs.json.
+reading, without and with checksums; a worker's whole batch, sample by sample and in runs; the trainer's thread
+beside two workers; and a whole loader without workers, as it is and without reading ahead (nothing announced, no read
+looked at), compared by rounds. Writes results/worker-costs.json.
 """
 
 import os
@@ -17,19 +18,23 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import count
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, spread, write
+from feedline.benchmarks.measure.intervals import compare
 from feedline.pipeline.base.process import keep_freed_memory
 from feedline.pipeline.codecs.table import SampleKernel
 from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.loader import Loader
 from feedline.pipeline.loader_config import LoaderConfig
 from feedline.pipeline.split import PreparedSplit
+from feedline.pipeline.workers import ahead, fill
 from feedline.pipeline.workers.counters import ROW_BYTES, Clock
 from feedline.pipeline.workers.fill import FillSpec, PixelFiller
 from feedline.pipeline.workers.memory import shared_columns
@@ -37,6 +42,7 @@ from feedline.pipeline.workers.memory import shared_columns
 PX, BATCH, SLOTS = 224, 64, 11
 """Slots: two workers times a prefetch of four, and three to spare."""
 PLACE_BYTES = PX * PX * 3
+WHOLE, SILENT = "whole loader, no workers", "whole loader that never reads ahead"
 Cell = Callable[[], float]
 """Works through some batches: CPU µs per sample."""
 
@@ -47,14 +53,20 @@ def main() -> None:
     cv2.setNumThreads(1)
     made = cells(PreparedSplit(given.split, LoaderConfig()), given.batches)
     measured = {name: cell if given.alone else with_twin(cell) for name, cell in made.items()}
-    measured["trainer"] = trainer(Loader(given.split, batch_size=BATCH, image_size=PX, num_workers=2, rank=0,
-                                         world_size=1), 2 * given.batches)  # fmt: skip
+    measured["trainer"] = taken(loader(given.split, 2), 2 * given.batches)
+    whole = loader(given.split, 0)
+    measured |= {WHOLE: taken(whole, given.batches), SILENT: without_ahead(taken(whole, given.batches))}
     in_rounds(measured, 1)  # warm-up
     by_round = in_rounds(measured, given.rounds)
     times = {name: spread(column(by_round, name), 2) for name in measured}
+    ratio = compare(column(by_round, WHOLE), column(by_round, SILENT)).ratio if given.rounds > 1 else None
     write(given.out, {"alone": given.alone, "n": given.batches * BATCH, "rounds": given.rounds, "px": PX,
-                      "load_average": os.getloadavg()[0], "microseconds": times})  # fmt: skip
+                      "load_average": os.getloadavg()[0], "microseconds": times,
+                      "reading_ahead": ratio and ratio.record("cpu_ratio")})  # fmt: skip
     show(("CPU µs per sample", "median", "low", "high"), [(name, *one.values()) for name, one in times.items()])
+    if ratio is not None:
+        words = "CPU time of a sample, with reading ahead by without: {value:.3f} ({low:.3f} to {high:.3f})"
+        print(words.format(**vars(ratio)))
 
 
 def cells(split: PreparedSplit, batches: int) -> dict[str, Cell]:
@@ -164,8 +176,26 @@ def twin(cell: Cell) -> Generator[None]:
         os.waitpid(child, 0)
 
 
-def trainer(loader: Any, batches: int) -> Cell:
-    """The thread that takes batches, beside the loader's workers."""
+def loader(split: Path, workers: int) -> Loader:
+    return Loader(split, batch_size=BATCH, image_size=PX, num_workers=workers, rank=0, world_size=1)
+
+
+def without_ahead(cell: Cell) -> Cell:
+    """As a loader was that knew of no reading ahead."""
+
+    def run() -> float:
+        with (
+            patch.object(fill, "LOOK_EVERY", 1 << 60),
+            patch.object(ahead.Ahead, "hints", lambda *_: []),
+            patch.object(ahead.Reach, "told", lambda *_: None),
+        ):
+            return cell()
+
+    return run
+
+
+def taken(loader: Loader, batches: int) -> Cell:
+    """The thread that takes batches, whether it has workers beside it or makes them itself."""
     state: dict[str, Any] = {"iterator": iter(loader)}
 
     def take() -> None:

@@ -198,7 +198,8 @@ class ShardCache:
 
     def _make_room(self, size_bytes: int, lock: Path) -> bool:
         """Removes what was used longest ago until `size_bytes` fit, and notes them as taken in the lock's file. False
-        where they would not fit beside what is being fetched: nothing is removed then."""
+        where they would not fit beside what is being fetched: nothing is removed then. Raises DatasetError where the
+        disk is too full for any."""
         with locked(self._folder.parent / ".lock"):
             promised = self._being_fetched()
             shards: list[tuple[int, int, Path]] = []
@@ -207,6 +208,9 @@ class ShardCache:
                     shards.append((path.stat().st_mtime_ns, path.stat().st_size, path))
             cached, disk = sum(size for _, size, _ in shards), shutil.disk_usage(self._folder)
             most_bytes = min(self._most_bytes, cached + disk.free - min(LEFT_BYTES, disk.total // 20))
+            if most_bytes < min(size_bytes, self._most_bytes):
+                free = f"{disk.free / 1e9:.1f} GB free"
+                raise DatasetError(f"no room in {self._folder.parent} ({free}): set cache_dir or FEEDLINE_CACHE")
             if promised + size_bytes > most_bytes:
                 return False
             used = promised + cached

@@ -292,6 +292,13 @@ def test_ranks_that_each_shuffle_for_themselves_are_refused_until_it_is_said_wha
     assert (whole.rank, whole.world_size, whole.config.policy) == (0, 1, "pad")
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_who_asks_for_wrapping_has_whole_batches(folder: Path, split: Path, ranks: int) -> None:
+    place = {"rank": 0, "world_size": ranks}
+    loader = Loader.like(dataloader(folder, list(STEPS)), split, policy="wrap", num_workers=0, **place)
+    assert {len(labels_N) for _, labels_N in loader} == {10}
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_every_rank_of_a_distributed_sampler_has_as_many_batches_of_as_many_samples(
     folder: Path, split: Path, drop_last: bool

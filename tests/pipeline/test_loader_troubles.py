@@ -299,6 +299,19 @@ def test_without_checksums_whole_raw_batches_are_copied_too(make_split: MakeSpli
     assert shared_columns(loader.split.memory.view, loader.split.layout)["checked"].all()
 
 
+def test_a_manifest_that_a_storage_does_not_give_for_a_moment_was_not_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = write_split(tmp_path / "OUT", 8, 1, codec="raw")
+    loader = Loader(split, batch_size=8, image_size=16, num_workers=0, persistent_workers=False)
+
+    def fails(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    assert len(list(loader)) == 1
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_split_that_was_prepared_anew_is_not_read_by_its_old_index(tmp_path: Path, workers: int) -> None:
     """Its members may lie where those did that the index knows."""

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.profiling.launch import Run, command_line, launched
+from feedline.profiling.launch import Idle, Run, command_line, launched
 from feedline.profiling.record.journal import StudyConfig
 from tests.commands import Commands, all_gone
 
@@ -267,6 +267,27 @@ def test_the_script_ends_with_a_feedline_that_is_killed_and_the_next_one_clears_
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     profile([str(script(tmp_path, "pass", "next.py"))])
     assert not list((tmp_path / "tmp").iterdir())
+
+
+WRITES = """
+import os, time
+out = os.open("/dev/null", os.O_WRONLY)
+while True:
+    os.write(out, bytes(2 << 20))
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(("text", "idles"), [(WRITES, False), ("import time; time.sleep(60)", True)])
+def test_a_program_that_only_writes_does_not_hang(text: str, idles: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", text]) as program:
+        time.sleep(1)  # it has started
+        idle, began = Idle(program.pid), time.monotonic()
+        while (waited := time.monotonic() - began) < 3:
+            for_s = idle.seconds()
+            time.sleep(0.1)
+        program.kill()
+    assert (for_s > 0.8 * waited) == idles
 
 
 def test_a_stranger_with_the_number_of_a_worker_is_left_alone(tmp_path: Path) -> None:

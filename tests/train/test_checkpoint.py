@@ -101,7 +101,7 @@ def test_what_lies_beyond_the_newest_is_left_behind_with_its_best_one(tmp_path: 
         save(checkpoints, step, *([checkpoint.BEST] if step == 4 else []))
 
     def go_back(step: int) -> list[str]:
-        return checkpoints.go_on_from(one(checkpoints.folder / checkpoint.step_name(step)))
+        return checkpoints.go_on_from(one(checkpoints.folder / checkpoint.step_name(step)), None)
 
     assert go_back(4) == ["went back to step 4: removed step-0000006.pt, step-0000008.pt"] and not go_back(4)
     assert names(checkpoints) == ["best.pt", "step-0000002.pt", "step-0000004.pt"]
@@ -114,7 +114,7 @@ def test_what_lies_beyond_the_newest_is_left_behind_with_its_best_one(tmp_path: 
     assert names(checkpoints)[-1] == "step-0000002.pt"
     other = Checkpoints(tmp_path / "other")
     save(other, 1)
-    assert checkpoints.go_on_from(one(other.steps()[0])) == [] and names(checkpoints)[-1] == "step-0000002.pt"
+    assert checkpoints.go_on_from(one(other.steps()[0]), None) == [] and names(checkpoints)[-1] == "step-0000002.pt"
 
 
 def one(where: Path) -> checkpoint.Resume:
@@ -152,10 +152,12 @@ def test_a_restart_goes_on_only_where_going_back_was_done(tmp_path: Path, monkey
     for _ in range(2):
         found = run.to_resume(file)
         assert found is not None and found.state["progress"]["step"] == 2
-    run.go_on_from(found)
-    save(run, 3)
-    again = run.to_resume(file)
-    assert again is not None and again.state["progress"]["step"] == 3
+    run.go_on_from(found, file)
+    for step in (3, 4, 5):  # however often it is restarted
+        save(run, step)
+        again = run.to_resume(file)
+        assert again is not None and again.state["progress"]["step"] == step
+        assert run.go_on_from(again, file) == []
 
 
 @pytest.mark.parametrize("name, value", [("TORCHELASTIC_MAX_RESTARTS", "3"), ("SLURM_RESTART_COUNT", "1")])

@@ -58,6 +58,15 @@ def test_a_line_that_was_gone_back_behind_is_not_drawn_with_the_new_one(tmp_path
     assert [event["at_s"] for event in told["resources"]] == [1.0, 2.0, 3.0]
 
 
+def test_what_was_begun_anew_is_drawn_alone(tmp_path: Path) -> None:
+    """A run that kept no checkpoint, and was killed."""
+    first = [{"event": "start"}, *of_steps(10, 20), *({"event": "epoch", "step": step} for step in (10, 20))]
+    again = [{"event": "start"}, *of_steps(10), {"event": "epoch", "step": 10}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*first, *again]))
+    told = as_trained(tmp_path)
+    assert [[event["step"] for event in told[kind]] for kind in ("step", "epoch")] == [[10], [10]]
+
+
 def of_steps(*steps: int) -> list[Event]:
     return [{"event": "step", "step": step} for step in steps]
 

@@ -71,7 +71,10 @@ class Measured:
     def over_epochs(self) -> Rate | None:
         """`now`, with what each epoch begins and ends with."""
         now, rates = self.now, self.rates
-        return now and replace(now, value=over_epochs(now.value, rates.epoch_start_s, rates.epoch_samples))
+        if now is None:
+            return None
+        error = math.hypot((1.0 - rates.start_share) * now.error, rates.start_share * rates.epoch_start_error)
+        return Rate(value=over_epochs(now.value, rates.epoch_start_s, rates.epoch_samples), error=error)
 
     @property
     def free(self) -> Rate | None:
@@ -141,6 +144,8 @@ def measure(recording: Recording) -> Measured:
     steps, notes = recording.measured(), list[str]()
     if steps and steps[0].phase != "train":
         notes.append("No training step was seen: the numbers are of a loop over a loader.")
+        if recording.compute.world_size > 1 and recording.script.ended_by == "itself":
+            notes.append("Ranks that do not train are ended by no --steps or --seconds: others may wait for them.")
     rates = measure_rates(recording, steps)
     workers, trainer = measure_workers(recording), measure_trainer(recording, steps)
     restart_s = _restart_s(workers, rates, steps)

@@ -76,11 +76,16 @@ class Change(Offer):
 
 Remedy = Callable[[Situation], Iterable[Change]]
 LINES = {
-    "torchdata.nodes": "ParallelMapper(…, {})",
     "webdataset": "wds.WebLoader(dataset, batch_size=None, {})",
     "feedline": "Loader(…, {})",
 }
 """By kind of loader; of others it is torch's."""
+NODES = {
+    "num_workers": "ParallelMapper(…, {})",
+    "prefetch_factor": "Prefetcher(node, {})",
+    "pin_memory": "PinMemory(node)",
+}
+"""Of torchdata.nodes, by setting: each is a node of its own."""
 AT_MOST = "this is what it would give if it cost nothing"
 
 
@@ -106,6 +111,8 @@ def without_handover(at: Situation) -> float:
 def loader_line(at: Situation, words: str, of_torch: str = "") -> str:
     """The call that makes the script's loader, with these words, and those that torch's alone needs."""
     kind = at.measured.loader.kind if at.measured.loader else ""
+    if kind == "torchdata.nodes":
+        return NODES[words.partition("=")[0]].format(words)
     return LINES[kind].format(words) if kind in LINES else f"DataLoader(…, {words}{of_torch})"
 
 

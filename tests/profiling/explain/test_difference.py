@@ -59,6 +59,16 @@ def test_what_epochs_begin_with_counts_where_all_were_seen_whole() -> None:
     assert versus(slow, unseen).ratio == pytest.approx(1.0, abs=0.01), "between batches, as of the other one"
 
 
+def test_a_start_that_was_seen_once_is_no_sure_difference() -> None:
+    """Two runs of the same script."""
+    passes = [
+        [LoaderPass(epoch=epoch, samples=320, start_s=start_s, end_s=0.0) for epoch in range(2)]
+        for start_s in (0.5, 0.7)
+    ]
+    found = versus(*(diagnose(made(wait_s=0.01, compute_s=0.08, passes=each)) for each in passes))
+    assert found.ratio != pytest.approx(1.0, abs=0.05) and found.statement.startswith("No difference")
+
+
 def test_steps_and_samples_are_not_divided() -> None:
     samples = made()
     steps = replace(samples, loaders=[replace(samples.loaders[0], kind="unwatched")])

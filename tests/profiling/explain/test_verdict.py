@@ -265,6 +265,8 @@ def test_a_loop_without_training_is_measured_and_said() -> None:
     found = diagnose(seen)
     assert found.bound == "data"
     assert any("No training step" in note for note in found.notes)
+    ranks = diagnose(replace(seen, compute=Compute(device="cpu", world_size=2)))
+    assert any("are ended by no --steps" in note for note in ranks.notes) and len(found.notes) < len(ranks.notes)
 
 
 def test_ranks_add_up() -> None:

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from feedline.profiling.profile import Profile
-from feedline.profiling.watch.facts import Facts
+from feedline.profiling.watch.facts import Facts, own_code
 from tests.profiling.trainings import Training, data
 
 
@@ -54,6 +55,29 @@ def test_the_scripts_transforms_are_called_for_its_samples_only() -> None:
             training.step((images[:, 0, 0, :4], labels))
     assert seen.recording.loaders[0].refused == ""
     assert own.calls == 64
+
+
+class Mapped(Dataset[Any]):
+    """Indexed by torch; the loop over it is for people, as in Hugging Face's."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(4), 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+
+class InTurn(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Mapped())
+
+
+@pytest.mark.parametrize(("samples", "name"), [(Mapped(), "__getitem__"), (InTurn(), "__iter__")])
+def test_torch_s_rule_says_which_code_of_a_dataset_gives_samples(samples: Any, name: str) -> None:
+    assert own_code(DataLoader(samples)) == f"{type(samples).__name__}.{name} is code of its own"
 
 
 class Endless(TensorDataset):

@@ -22,6 +22,13 @@ def autocast(seen: Recording) -> Prediction:
     return next(one for one in diagnose(seen).predictions if one.family == "autocast")
 
 
+def test_nodes_are_pinned_and_prefetched_by_nodes() -> None:
+    seen = made(workers=2, wait_s=0.04, compute=GPU)
+    nodes = replace(seen, loaders=[replace(seen.loaders[0], kind="torchdata.nodes")])
+    lines = {one.family: one.command.splitlines()[0] for one in diagnose(nodes).predictions}
+    assert (lines["pin"], lines["prefetch"]) == ("PinMemory(node)", "Prefetcher(node, prefetch_factor=4)")
+
+
 def starting(**costs: Any) -> Recording:
     passes = [LoaderPass(epoch=epoch, samples=320, start_s=0.4, end_s=0.0) for epoch in range(6)]
     return made(wait_s=0.0, starved_s=0.0, passes=passes, **costs)

@@ -116,6 +116,7 @@ def test_a_dataset_that_gives_its_samples_in_turn_must_share_them_out() -> None:
         ("torch", "DataLoader(…, num_workers=4, persistent_workers=True)"),
         ("webdataset", "wds.WebLoader(dataset, batch_size=None, num_workers=4)"),
         ("feedline", "Loader(…, num_workers=4)"),
+        ("torchdata.nodes", "ParallelMapper(…, num_workers=4)"),
     ],
 )
 def test_workers_are_asked_for_as_the_loader_takes_them(kind: str, line: str) -> None:
