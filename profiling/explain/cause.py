@@ -37,7 +37,7 @@ class Cause:
 
 
 def cause_of(measured: Measured) -> Cause:
-    ways = (_start, _slow_worker, _drawing, _cores, _unpickling, _main, _handover)
+    ways = (_start, _slow_worker, _own_part, _cores, _unpickling, _main, _handover)
     cause = next((cause for way in ways if (cause := way(measured)) is not None), None) or _stage(measured)
     computes = cause.kind in STAGES and STAGES[cause.kind].computes
     short = measured.workers.lack_cores or measured.uses_all_cores
@@ -78,13 +78,18 @@ def _cores(measured: Measured) -> Cause | None:
     return Cause(kind="cores", share=workers.delay, words=words)
 
 
-def _drawing(measured: Measured) -> Cause | None:
-    """A sampler, or a batch sampler, which the training thread asks while it waits."""
-    if not measured.drawing_limits:
+def _own_part(measured: Measured) -> Cause | None:
+    """A sampler, or a batch sampler, which the training thread asks while it waits; what a loader does with batches
+    that its workers have made."""
+    if not measured.own_part_limits:
         return None
-    (share, error), where = measured.draw, busiest(all_ranks(measured.recording).functions, "draw")
-    words = f"the training thread draws samples {units.percent(share)} of its time, and the workers wait for them"
-    return Cause(kind="draw", where=where, share=share, error=error, words=words + (f" ({where})" if where else ""))
+    part, share, error = measured.own_part
+    where, time = busiest(all_ranks(measured.recording).functions, part), f"{units.percent(share)} of its time"
+    words = f"the training thread changes batches that are ready {time}"
+    if part == "draw":
+        words = f"the training thread draws samples {time}, and the workers wait for them"
+    words += f" ({where})" if where else ""
+    return Cause(kind="draw" if part == "draw" else "main", where=where, share=share, error=error, words=words)
 
 
 def _unpickling(measured: Measured) -> Cause | None:

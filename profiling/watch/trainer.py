@@ -117,7 +117,7 @@ class TrainerWatch:
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
             pinning = pin_work(pin_frame)
             if asking is not None and place.stage not in ("unpickle", "pin"):
-                place = Place("draw" if draws(frame) else pinning or "wait", place.where)
+                place = asked_for(frame, place, pinning, working=not blocked())
             if asking is not None and place.stage == pinning:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
             elif asking is None and place.stage == "wait" and self._watched.hands_itself:
@@ -148,6 +148,24 @@ def own_work(frame: FrameType) -> str | None:
         return None
     own = next((one for one in frames(frame) if not is_library(one.f_code.co_filename)), None)
     return None if own is None or is_ours(own.f_code.co_filename) else f"{place_name(own.f_code)}:{line_of(own)}"
+
+
+def asked_for(frame: FrameType, place: Place, pinning: str | None, *, working: bool) -> Place:
+    """What the thread does while its loader is asked: wait, draw samples for the workers, or change what they have
+    made, in the innermost function that is not torch's, or called by it (`__torch_function__`)."""
+    if draws(frame):
+        return Place("draw", place.where)
+    if not working or place.stage not in ("forward", "python"):
+        return Place(pinning or "wait", place.where)
+    one = next(filter(_names_itself, frames(frame)), frame)
+    return Place("load", f"{place_name(one.f_code)}:{line_of(one)}")
+
+
+def _names_itself(frame: FrameType) -> bool:
+    file = slashed(frame.f_code.co_filename)
+    package = "/site-packages/" in file or "/dist-packages/" in file
+    aside = is_ours(file) or "/torch/" in file or (is_library(file) and not package)
+    return not aside and not frame.f_code.co_name.startswith("__")
 
 
 def draws(frame: FrameType | None) -> bool:

@@ -76,11 +76,11 @@ def counts(over):
     while not over.is_set():
         [(row > 0.5).sum().item() for row in probs]
 
-def draws_pictures(over):
-    from torchvision.utils import make_grid
-    pictures = torch.ones(200, 1, 64, 64)
+def turns_pictures(over):
+    from torchvision.transforms.functional import hflip
+    pictures = torch.ones(32, 3, 256, 256)
     while not over.is_set():
-        make_grid(pictures)
+        hflip(pictures)
 
 def own_numpy(over):
     rows = np.ones((2000, 2000))

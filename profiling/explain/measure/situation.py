@@ -115,13 +115,16 @@ class Measured:
         )
 
     @property
-    def draw(self) -> tuple[float, float]:
-        """The share of the time in which the training thread draws samples for the workers to make, and its error."""
-        return looked(self.recording, ("draw",)) if self.workers.count else (0.0, 0.0)
+    def own_part(self) -> tuple[str, float, float]:
+        """What the training thread does of its batches that workers make: draw the samples, or (load) change what
+        they have made. The larger, its share of the time and the error of that."""
+        if not self.workers.count:
+            return "draw", 0.0, 0.0
+        return max(((part, *looked(self.recording, (part,))) for part in ("draw", "load")), key=lambda one: one[1])
 
     @property
-    def drawing_limits(self) -> bool:
-        share, error = self.draw
+    def own_part_limits(self) -> bool:
+        _, share, error = self.own_part
         return share - ERRORS_90 * error > 0.5 * self.trainer.shares.data > 0.0
 
     @property
@@ -133,9 +136,10 @@ class Measured:
 
     @property
     def batches_ready(self) -> bool:
-        """The workers hardly do anything, and no drawing, unpickling, pinning or single worker explains a wait."""
+        """The workers hardly do anything, and no work of the training thread, pinning or single worker explains a
+        wait."""
         pinned = self.loader is not None and self.loader.pin_memory and not self.machine.on_cpu
-        explained = pinned or self.workers.slow is not None or self.drawing_limits or self.unpickling_limits
+        explained = pinned or self.workers.slow is not None or self.own_part_limits or self.unpickling_limits
         idle = self.workers.stages.get("idle", 0.0) - ERRORS_90 * self.workers.stage_errors.get("idle", 0.0)
         return self.workers.count > 0 and idle > HANDOVER and not explained
 
@@ -331,7 +335,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         worker_cpu_s=worker_cpu_s,
         trainer_cpu_s=trainer.cpu_s,
         handover_s=trainer.unpickle_s,
-        draw_s=trainer.shares.data * ranks / rates.now.value if measured.drawing_limits else 0.0,
+        own_part_s=trainer.shares.data * ranks / rates.now.value if measured.own_part_limits else 0.0,
         restart_s=measured.restart_s,
         cores=machine.cores,
         others=machine.others_cores,

@@ -34,7 +34,7 @@ class Throughput:
     worker_cpu_s: float = 0.0  # CPU seconds of that
     trainer_cpu_s: float = 0.0  # CPU seconds of the trainer per sample, all its threads
     handover_s: float = 0.0  # main-thread seconds per sample to unpickle or pin what a worker sent
-    draw_s: float = 0.0  # … and for which it waits where it is slow to choose it
+    own_part_s: float = 0.0  # … and for which it waits where it is slow to choose it, or to change it
     restart_s: float = 0.0  # … and where each step begins its loader anew
     cores: float = 1.0  # of the whole machine
     others: float = 0.0  # of them, busy with other programs
@@ -53,7 +53,7 @@ class Throughput:
 
     def limits(self) -> dict[str, float]:
         """samples/s of all ranks that each resource allows; what costs nothing sets no limit."""
-        busy_s, lost_s = self.step_s + self.handover_s + self.draw_s + self.restart_s, 0.0
+        busy_s, lost_s = self.step_s + self.handover_s + self.own_part_s + self.restart_s, 0.0
         limits = {"compute": _per_second(self.ranks, busy_s)}
         if self.workers == 0:
             limits["trainer prepares"] = _per_second(self.ranks, busy_s + self.worker_s)

@@ -178,17 +178,21 @@ def kept_iterator(at: Situation) -> Iterable[Change]:
     )  # fmt: skip
 
 
-def cheaper_sampler(at: Situation) -> Iterable[Change]:
-    if not at.measured.drawing_limits:
+def cheaper_own_part(at: Situation) -> Iterable[Change]:
+    """A sampler, or what is done to batches that workers have made."""
+    if not at.measured.own_part_limits:
         return
-    (share, error), place = at.measured.draw, busiest(all_ranks(at.recording).functions, "draw")
-    drawn_s = share * at.now.ranks / at.rate.value
+    part, share, error = at.measured.own_part
+    place = busiest(all_ranks(at.recording).functions, part)
+    part_s = share * at.now.ranks / at.rate.value
+    does = "draws samples" if part == "draw" else "changes batches that are ready, where workers could,"
     yield Change(
-        family="stage", remedy="a cheaper sampler", target=place, effort=Effort.CODE, cause=True, at_most=True,
-        then=replace(at.now, draw_s=max(0.0, at.now.draw_s - drawn_s),
-                     trainer_cpu_s=max(0.0, at.now.trainer_cpu_s - drawn_s)),
+        family="stage", remedy="a cheaper sampler" if part == "draw" else "cheaper work on whole batches",
+        target=place, effort=Effort.CODE, cause=True, at_most=True,
+        then=replace(at.now, own_part_s=max(0.0, at.now.own_part_s - part_s),
+                     trainer_cpu_s=max(0.0, at.now.trainer_cpu_s - part_s)),
         ceiling_times=math.inf,
-        why=f"the training thread draws samples {units.percent(share)} of its time ({place}): {AT_MOST}",
+        why=f"the training thread {does} {units.percent(share)} of its time ({place}): {AT_MOST}",
         command=lines_of(at.recording, place.rpartition(":")[2]), extra_error=error / (1 - min(share, 0.9)),
     )  # fmt: skip
 
@@ -256,7 +260,7 @@ REMEDIES: tuple[Remedy, ...] = (
     prefetch,
     kept_workers,
     kept_iterator,
-    cheaper_sampler,
+    cheaper_own_part,
     larger_batches,
     a_loader_at_all,
 )

@@ -81,6 +81,13 @@ def test_a_sampler_that_keeps_the_workers_waiting() -> None:
     assert diagnose(drawing(0.2)).cause.kind == "handover"
 
 
+def test_batches_that_are_changed_where_they_are_used() -> None:
+    found = diagnose(drawing(0.8, "load"))
+    assert (found.bound, found.cause.kind, found.cause.where) == ("data", "main", "train.py:Balanced.load")
+    assert found.cause.words.startswith("the training thread changes batches that are ready 80 % of its time")
+    assert (found.predictions[0].remedy, found.predictions[0].at_most) == ("cheaper work on whole batches", True)
+
+
 @pytest.mark.parametrize(("own", "also"), [(3.9, "cores"), (2.0, None)])
 def test_that_a_script_uses_all_cores_is_said_beside_the_stage(own: float, also: str | None) -> None:
     """More workers would get no more of them; what a sample costs is the cause all the same."""

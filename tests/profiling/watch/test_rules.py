@@ -46,7 +46,7 @@ def test_what_a_script_asks_of_torch_for_no_gradient_is_its_own(user: ModuleType
 
 def test_what_another_library_asks_of_torch_for_the_script_is_the_scripts_own(user: ModuleType) -> None:
     pytest.importorskip("torchvision")
-    assert [caught(user.draws_pictures, trains=trains)[1] for trains in (True, False)] == ["python", "forward"]
+    assert [caught(user.turns_pictures, trains=trains)[1] for trains in (True, False)] == ["python", "forward"]
 
 
 def test_a_comprehension_is_its_functions() -> None:

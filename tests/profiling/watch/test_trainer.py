@@ -114,6 +114,24 @@ def test_a_slow_sampler_is_told_from_waiting() -> None:
     assert "draw test_trainer.py:Drawing.__iter__" in {name.rpartition(":")[0] for name in trainer.functions}
 
 
+def warped(images: torch.Tensor) -> None:
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        images = images.flip(2).contiguous()
+
+
+def test_what_a_loader_does_to_batches_that_are_ready_is_told_from_waiting(tmp_path: Path) -> None:
+    """In the thread that asks it, as fastai does."""
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    origin = time.perf_counter()
+    capture.ask(capture.begin_pass(Loader(), "torch"))
+    warped(torch.ones(32, 3, 64, 64))
+    capture.leave("itself")
+    (trainer,) = merge(capture.journal, origin=origin, argv=["x.py"]).trainers
+    assert trainer.stages["load"] > 2 * trainer.stages.get("wait", 0.0)
+    assert "load test_trainer.py:warped" in {name.rpartition(":")[0] for name in trainer.functions}
+
+
 def slowly(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     """20 ms of Python."""
     until = time.thread_time() + 0.02
