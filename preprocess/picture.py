@@ -11,6 +11,7 @@ dropped (`keep` keeps the whole file) and counted.
 """
 
 import io
+import re
 import struct
 import time
 import warnings
@@ -166,7 +167,8 @@ class Preparer:
             if image is not None:
                 return image, "jpg"
             read = self._decode_pillow(data)
-            refuse_damage(data)
+            if not all(output.form.sized for output in self.outputs):
+                refuse_damage(data, "")
             return read
         return self._decode_pillow(data)
 
@@ -185,6 +187,7 @@ class Preparer:
         try:
             simplejpeg.decode_jpeg(data, "RGBX", buffer=self._buffer)
         except ValueError:
+            refuse_damage(data, DAMAGE)
             return None
         if colours == "Gray":
             self.notes["grey"] += 1
@@ -229,13 +232,17 @@ class Preparer:
             raise BadImage("unreadable", f"{width}x{height} pixels")
 
 
-def refuse_damage(data: bytes) -> None:
-    """Raises BadImage for what the loader would refuse, though Pillow reads it: it fills a picture that is damaged
-    within up with something, and says nothing."""
+DAMAGE = "Corrupt JPEG data|Inconsistent progression"
+"""libjpeg's words for pixels that are wrong; what else it complains of Pillow reads, or refuses, by itself."""
+
+
+def refuse_damage(data: bytes, words: str) -> None:
+    """Raises BadImage for what the loader would refuse with these words, though Pillow reads it: it fills a picture
+    that is damaged within up with something, and says nothing."""
     try:
         jpeg.decode(data, "RGBX")
     except JpegError as error:
-        if str(error).startswith(jpeg.DAMAGED):
+        if re.search(words, str(error)):
             raise BadImage("damaged", str(error)) from None
 
 

@@ -8,6 +8,7 @@ Names: `step-0000120.pt` (the last few are kept), `epoch-0005.pt` (asked for by 
 import errno
 import hashlib
 import io
+import os
 import pickle
 import random
 import zipfile
@@ -87,8 +88,11 @@ class Checkpoints:
         try:
             if not (own := self.folder / step_name(step)).exists():
                 write_atomically(own, resume.where.read_bytes())
-            if asked not in (None, "auto"):
-                write_atomically(self.folder / WENT_BACK, Path(asked).name.encode())
+            marker = self.folder / WENT_BACK
+            if asked not in (None, "auto") and self.owns(Path(asked)):
+                write_atomically(marker, _going_back(asked).encode())
+            else:
+                marker.unlink(missing_ok=True)
             if not left:
                 return []
             with suppress(CheckpointError):  # it is damaged, or there is none
@@ -141,7 +145,7 @@ class Checkpoints:
             own, again = self.owns(Path(asked)), is_restart()
             # the next attempt goes on where the one before was, and not back to the file once it has been there
             if own:
-                again = again and self._went_back_to() == Path(asked).name
+                again = again and self._went_back_to() == _going_back(asked)
             if (again or (may_restart() and not own)) and (newest := self.newest_good()):
                 return newest
             found = Resume(read(Path(asked)), Path(asked), [])
@@ -154,6 +158,12 @@ class Checkpoints:
         if self.steps():
             raise UsageError(f"{self.run} already holds a run: add --resume auto, or name another --run")
         return None
+
+
+def _going_back(asked: str) -> str:
+    """What says that this job has gone back to a checkpoint: its restarts have the same words, and so may others."""
+    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID") or ""
+    return f"{Path(asked).name} {job}"
 
 
 def by_name(run: Path) -> dict[str, Where]:

@@ -151,7 +151,7 @@ def as_trained(run: Path) -> dict[str, list[Event]]:
             resources.append({**event, "at_s": begun_s + event["at_s"]})
         elif kind != "resume":
             by_step[kind][event["step"]] = event
-        elif event.get("own"):
+        elif event.get("own", True):  # older runs do not say
             goes_on = True
             by_step = {
                 name: {step: one for step, one in each.items() if step <= event["step"]}

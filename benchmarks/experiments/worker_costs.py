@@ -54,8 +54,8 @@ def main() -> None:
     made = cells(PreparedSplit(given.split, LoaderConfig()), given.batches)
     measured = {name: cell if given.alone else with_twin(cell) for name, cell in made.items()}
     measured["trainer"] = taken(loader(given.split, 2), 2 * given.batches)
-    whole = loader(given.split, 0)
-    measured |= {WHOLE: taken(whole, given.batches), SILENT: without_ahead(taken(whole, given.batches))}
+    whole, silent = (taken(loader(given.split, 0), given.batches) for _ in range(2))
+    measured |= {WHOLE: whole, SILENT: without_ahead(silent)}
     in_rounds(measured, 1)  # warm-up
     by_round = in_rounds(measured, given.rounds)
     times = {name: spread(column(by_round, name), 2) for name in measured}

@@ -62,7 +62,7 @@ def decode(data: bytes, colours: Colours = "RGB", *, factor: int = 1, fast_chrom
             break
         data = mended
     if _DAMAGE.match(complaint):
-        raise JpegError(f"{DAMAGED}: {complaint}")
+        raise JpegError(f"damaged JPEG: {complaint}")
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
             return np.array(image.convert("RGB").convert(colours), np.uint8)
@@ -70,7 +70,6 @@ def decode(data: bytes, colours: Colours = "RGB", *, factor: int = 1, fast_chrom
         raise JpegError(f"JPEG cannot be decoded ({complaint})") from error
 
 
-DAMAGED = "damaged JPEG"
 _DAMAGE = re.compile("Corrupt JPEG data|Premature end|Inconsistent progression")  # libjpeg's words
 _COMPLETE = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 _MOST_ODDITIES = 3  # the last of them is not looked at again

@@ -152,20 +152,21 @@ def own_work(frame: FrameType) -> str | None:
 
 def asked_for(frame: FrameType, place: Place, pinning: str | None, *, working: bool) -> Place:
     """What the thread does while its loader is asked: wait, draw samples for the workers, or change what they have
-    made, in the innermost function that is not torch's, or called by it (`__torch_function__`)."""
+    made, in the innermost function that is not torch's, or called by it (`__torch_function__`): of a package with its
+    module, as `--lines-of` takes it."""
     if draws(frame):
         return Place("draw", place.where)
     if not working or place.stage not in ("forward", "python"):
         return Place(pinning or "wait", place.where)
-    one = next(filter(_names_itself, frames(frame)), frame)
-    return Place("load", f"{place_name(one.f_code)}:{line_of(one)}")
-
-
-def _names_itself(frame: FrameType) -> bool:
-    file = slashed(frame.f_code.co_filename)
-    package = "/site-packages/" in file or "/dist-packages/" in file
-    aside = is_ours(file) or "/torch/" in file or (is_library(file) and not package)
-    return not aside and not frame.f_code.co_name.startswith("__")
+    for one in frames(frame):
+        code, file = one.f_code, slashed(one.f_code.co_filename)
+        package = "/site-packages/" in file or "/dist-packages/" in file
+        aside = is_ours(file) or "/torch/" in file or (is_library(file) and not package)
+        if not aside and not code.co_name.startswith("__"):
+            name = place_name(code)
+            name = f"{one.f_globals.get('__name__')}:{name.partition(':')[2]}" if package else name
+            return Place("change", f"{name}:{line_of(one)}")
+    return Place("wait", place.where)
 
 
 def draws(frame: FrameType | None) -> bool:

@@ -348,6 +348,12 @@ def test_a_picture_that_is_damaged_within_is_not_filled_up_with_something() -> N
         with pytest.raises(BadImage) as caught:
             Preparer((output,))(bytes(data))
         assert caught.value.reason == "damaged" and "Corrupt JPEG data" in caught.value.detail
+    sloppy = saved(picture(64, 64))
+    at = 4 + int.from_bytes(sloppy[4:6], "big")
+    sloppy = sloppy[:at] + bytes(2) + sloppy[at:]  # between two segments: Pillow reads on, the loader does not
+    assert Preparer((RAW,))(sloppy)
+    with pytest.raises(BadImage, match="no marker"):
+        Preparer((Output(codec="keep"),))(sloppy)
     scans = bytearray(saved(picture(64, 64), progressive=True))
     second = scans.index(b"\xff\xda", scans.index(b"\xff\xda") + 1)
     scans[second + 9] = 0x10  # it refines what no scan before it has begun

@@ -104,7 +104,7 @@ def runs() -> list[Recording]:
         waiting_outside("lock"),
         begun_anew(),
         drawing(0.8),
-        drawing(0.8, "load"),
+        drawing(0.8, "change"),
         without_loader(load=0.6, forward=0.4),
         without_loader(wait=0.6, forward=0.4),
         reading(),
@@ -118,12 +118,12 @@ def begun_anew() -> Recording:
     return replace(seen, steps=[replace(step, epoch=number) for number, step in enumerate(seen.steps)])
 
 
-def drawing(share: float, part: str = "draw") -> Recording:
-    """A sampler (load: work on batches that are ready) takes so much of the time, of which the loop waits 0.9 for
+def drawing(share: float, part: str = "draw", home: str = "train.py") -> Recording:
+    """A sampler (change: work on batches that are ready) takes so much of the time, of which the loop waits 0.9 for
     workers that idle."""
     seen = made(wait_s=0.09, compute_s=0.01, stages={"decode": 0.00001}, trainer_cpu_s=0.0)
     parts = {part: share * seen.trainers[0].seconds, "wait": (0.9 - share) * seen.trainers[0].seconds}
-    places = {f"{part} train.py:Balanced.{part}:{line}": parts[part] / 2 for line in (3, 4)}
+    places = {f"{part} {home}:Balanced.{part}:{line}": parts[part] / 2 for line in (3, 4)}
     return replace(seen, trainers=[replace(seen.trainers[0], stages=parts, functions=places)])
 
 

@@ -281,12 +281,14 @@ while True:
 @pytest.mark.parametrize(("text", "idles"), [(WRITES, False), ("import time; time.sleep(60)", True)])
 def test_a_program_that_only_writes_does_not_hang(text: str, idles: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", text]) as program:
-        time.sleep(1)  # it has started
-        idle, began = Idle(program.pid), time.monotonic()
-        while (waited := time.monotonic() - began) < 3:
-            for_s = idle.seconds()
-            time.sleep(0.1)
-        program.kill()
+        try:
+            time.sleep(1)  # it has started
+            idle, began = Idle(program.pid), time.monotonic()
+            while (waited := time.monotonic() - began) < 3:
+                for_s = idle.seconds()
+                time.sleep(0.1)
+        finally:
+            program.kill()
     assert (for_s > 0.8 * waited) == idles
 
 

@@ -55,6 +55,10 @@ def test_a_line_that_was_gone_back_behind_is_not_drawn_with_the_new_one(tmp_path
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*first, *again]))
     told = as_trained(tmp_path)
     assert [event["step"] for event in told["step"]] == [10, 15] and not told["epoch"]
+    older = [*first, {"event": "resume", "step": 30}, {"event": "start"}, *of_steps(40)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in older))
+    assert [event["step"] for event in as_trained(tmp_path)["step"]] == [10, 20, 30, 40]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*first, *again]))
     assert [event["at_s"] for event in told["resources"]] == [1.0, 2.0, 3.0]
 
 

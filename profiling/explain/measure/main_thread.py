@@ -30,7 +30,7 @@ from feedline.profiling.record.recording import Recording, Step, ThreadTime
 from feedline.profiling.record.uncertainty import look_error, share_error
 
 OWN = ("python", "logging", "checkpoint")  # parts that are the script's own Python
-DATA = ("wait", "load", "draw", "unpickle", "pin")  # parts that wait for a batch or make it
+DATA = ("wait", "load", "draw", "change", "unpickle", "pin")  # parts that wait for a batch or make it
 LEAST_ERROR = 0.005  # no share is known better: hooks and looks take a little themselves
 LEAST_KERNEL_SHARE = 0.04
 LEAST_FAULTS = 200  # per step; below either, keeping memory would gain nothing that can be told from noise

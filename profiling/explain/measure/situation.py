@@ -28,6 +28,7 @@ FULL = 0.85  # … on a machine of which this share is busy
 ALL = 0.9  # share of its cores from which a script is said to use all
 ANEW = 0.9  # share of the steps that begin a pass of their own, from which a loop is said to do so
 THREADS = 1.25  # CPU seconds a second, from which a worker has threads of its own
+SPARE = 0.25  # share of their time that workers idle, from which more of them would not help
 HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
 
 
@@ -116,21 +117,32 @@ class Measured:
 
     @property
     def own_part(self) -> tuple[str, float, float]:
-        """What the training thread does of its batches that workers make: draw the samples, or (load) change what
-        they have made. The larger, its share of the time and the error of that."""
+        """What the training thread does of its batches that workers make: draw the samples, or change what they have
+        made. The larger, its share of the time and the error of that."""
         if not self.workers.count:
             return "draw", 0.0, 0.0
-        return max(((part, *looked(self.recording, (part,))) for part in ("draw", "load")), key=lambda one: one[1])
+        return max(((part, *looked(self.recording, (part,))) for part in ("draw", "change")), key=lambda one: one[1])
 
     @property
     def own_part_limits(self) -> bool:
-        _, share, error = self.own_part
-        return share - ERRORS_90 * error > 0.5 * self.trainer.shares.data > 0.0
+        """Workers wait for a slow sampler; where batches are changed too slowly they have time to spare."""
+        part, share, error = self.own_part
+        spare = part == "draw" or self.workers.stages.get("idle", 1.0) >= SPARE
+        return spare and share - ERRORS_90 * error > 0.5 * self.trainer.shares.data > 0.0
+
+    @property
+    def own_part_share(self) -> float:
+        """Of the time, that the thread cannot compute meanwhile: all waiting where workers wait for it, too."""
+        part, share, error = self.own_part
+        waits = self.trainer.shares.data
+        if part == "draw":
+            return waits if self.own_part_limits else 0.0
+        return min(share, waits) if share - ERRORS_90 * error > HARDLY else 0.0
 
     @property
     def unpickling_limits(self) -> bool:
         """The loop waits for its own unpickling more than for its workers, and these have time to spare."""
-        spare = self.workers.count == 0 or self.workers.stages.get("idle", 1.0) >= 0.25
+        spare = self.workers.count == 0 or self.workers.stages.get("idle", 1.0) >= SPARE
         share, unsure = self.trainer.unpickle_share, ERRORS_90 * self.trainer.unpickle_error
         return spare and share >= 0.1 and share - unsure > 0.5 * (self.trainer.wait_fraction or 0.0)
 
@@ -328,14 +340,17 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     k = {n: rate.value * worker_s / (ranks * n) for n, rate in rates.loader_only.items() if n > 0}
     locked = preparing.stage_alone_s.get("lock", 0.0) / preparing.alone_s if preparing.alone_s else 0.0
     most_k = 1.2 / max(0.05, 1.0 - locked)  # fewer workers wait less for the others' lock
+    own_part_s = measured.own_part_share * ranks / rates.now.value
+    # Batches that a leg replays were changed before.
+    replayed = measured.own_part[0] == "change" and measured.recording.leg("cached").trainer_cpu_s_per_sample
     now = Throughput(
         workers=count,
         step_s=step_s,
         worker_s=worker_s,
         worker_cpu_s=worker_cpu_s,
-        trainer_cpu_s=trainer.cpu_s,
+        trainer_cpu_s=trainer.cpu_s + (own_part_s if replayed else 0.0),
         handover_s=trainer.unpickle_s,
-        own_part_s=trainer.shares.data * ranks / rates.now.value if measured.own_part_limits else 0.0,
+        own_part_s=own_part_s,
         restart_s=measured.restart_s,
         cores=machine.cores,
         others=machine.others_cores,

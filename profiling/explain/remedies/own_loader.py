@@ -185,6 +185,7 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
     part, share, error = at.measured.own_part
     place = busiest(all_ranks(at.recording).functions, part)
     part_s = share * at.now.ranks / at.rate.value
+    function = place.rpartition(":")[2] if ".py:" in place else place  # of a package: with its module
     does = "draws samples" if part == "draw" else "changes batches that are ready, where workers could,"
     yield Change(
         family="stage", remedy="a cheaper sampler" if part == "draw" else "cheaper work on whole batches",
@@ -193,7 +194,7 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
                      trainer_cpu_s=max(0.0, at.now.trainer_cpu_s - part_s)),
         ceiling_times=math.inf,
         why=f"the training thread {does} {units.percent(share)} of its time ({place}): {AT_MOST}",
-        command=lines_of(at.recording, place.rpartition(":")[2]), extra_error=error / (1 - min(share, 0.9)),
+        command=lines_of(at.recording, function), extra_error=error / (1 - min(share, 0.9)),
     )  # fmt: skip
 
 

@@ -82,10 +82,24 @@ def test_a_sampler_that_keeps_the_workers_waiting() -> None:
 
 
 def test_batches_that_are_changed_where_they_are_used() -> None:
-    found = diagnose(drawing(0.8, "load"))
-    assert (found.bound, found.cause.kind, found.cause.where) == ("data", "main", "train.py:Balanced.load")
+    found = diagnose(drawing(0.8, "change"))
+    assert (found.bound, found.cause.kind, found.cause.where) == ("data", "main", "train.py:Balanced.change")
     assert found.cause.words.startswith("the training thread changes batches that are ready 80 % of its time")
     assert (found.predictions[0].remedy, found.predictions[0].at_most) == ("cheaper work on whole batches", True)
+    packages = drawing(0.8, "change", "fastai.vision.augment")
+    assert "--lines-of fastai.vision.augment:Balanced.change " in diagnose(packages).predictions[0].command
+
+
+def test_workers_that_are_busy_are_the_limit_whatever_the_training_thread_changes() -> None:
+    seen = made(wait_s=0.07, compute_s=0.03, workers=2, cores=8, stages={"decode": 0.0061})
+    parts = {"change": 0.4 * seen.trainers[0].seconds, "wait": 0.3 * seen.trainers[0].seconds}
+    places = {"change train.py:warp:3": parts["change"]}
+    found = diagnose(replace(seen, trainers=[replace(seen.trainers[0], stages=parts, functions=places)]))
+    assert found.cause.kind == "decode"
+    gains = {one.remedy: one.gain for one in found.predictions}
+    assert (
+        gains["num_workers=4"] == pytest.approx(0.1 / 0.07, rel=0.1) == pytest.approx(gains["num_workers=8"], rel=0.1)
+    )
 
 
 @pytest.mark.parametrize(("own", "also"), [(3.9, "cores"), (2.0, None)])

@@ -128,8 +128,8 @@ def test_what_a_loader_does_to_batches_that_are_ready_is_told_from_waiting(tmp_p
     warped(torch.ones(32, 3, 64, 64))
     capture.leave("itself")
     (trainer,) = merge(capture.journal, origin=origin, argv=["x.py"]).trainers
-    assert trainer.stages["load"] > 2 * trainer.stages.get("wait", 0.0)
-    assert "load test_trainer.py:warped" in {name.rpartition(":")[0] for name in trainer.functions}
+    assert trainer.stages["change"] > 2 * trainer.stages.get("wait", 0.0)
+    assert "change test_trainer.py:warped" in {name.rpartition(":")[0] for name in trainer.functions}
 
 
 def slowly(number: int) -> tuple[torch.Tensor, torch.Tensor]:
