@@ -86,6 +86,7 @@ class Reporter:
         """Raises TrainingError when the loss since the last line is not finite."""
         run, progress = self.run, self.run.progress
         run.losses.collect(progress)
+        run.laps.lap("compute")  # it has waited for the device, and for the other ranks
         loss = self._fresh_loss()
         before, self._seen = self._seen, self._counters()
         since = Counters(*run.world.mean([now - then for now, then in zip(self._seen, before, strict=True)]))
@@ -112,8 +113,9 @@ class Reporter:
         Returns the names its checkpoint is to have.
         """
         run, progress = self.run, self.run.progress
-        run.settle()
         run.losses.collect(progress)
+        run.laps.lap("compute")
+        run.settle()
         self._fresh_loss()
         progress.epoch_s, progress.epoch_wait_s = run.world.mean([progress.epoch_s, progress.epoch_wait_s])
         seconds = max(progress.epoch_s, 1e-9)

@@ -10,7 +10,7 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from feedline.pipeline.base.errors import FeedlineError
@@ -72,6 +72,10 @@ class Run:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.module: nn.Module = model.to(world.device, memory_format=layout)  # pyright: ignore[reportCallIssue]
+        if (
+            not config.channels_last
+        ):  # one operand of that layout, as batches have, would be enough for cuDNN to take it
+            self.module.register_forward_pre_hook(_contiguous)
         if config.init:
             with checkpoint.as_whole(config.init):
                 self._load_weights(checkpoint.read(config.init), config.init)
@@ -304,3 +308,7 @@ def pick_amp(name: Amp, device: torch.device) -> torch.dtype | None:
 def plain(config: TrainConfig) -> dict[str, Any]:
     """The configuration as JSON and `weights_only` loading know it."""
     return json.loads(json.dumps(vars(config), default=str))
+
+
+def _contiguous(_: nn.Module, images: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(one.contiguous() for one in images)

@@ -119,14 +119,15 @@ def launcher(load: Load | None) -> Callable[[], Any]:
     def launch(turns: int) -> None:
         kernel[(blocks,)](out, turns, SIZE=load.warps * 32, num_warps=load.warps)
 
-    launch(1000)
+    launch(100_000)  # compiled: for numbers that 16 divides, as those of the launches that count
+    torch.cuda.synchronize()
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     before.record()
     launch(100_000)
     after.record()
     torch.cuda.synchronize()
     turns = max(1000, int(100_000 * KERNEL_S * 1e3 / before.elapsed_time(after)))
-    return partial(launch, turns)
+    return partial(launch, turns // 16 * 16)
 
 
 def computing() -> Any:
@@ -135,7 +136,7 @@ def computing() -> Any:
     import triton
     import triton.language as tl
 
-    def compute(out: Any, turns: Any, SIZE: tl.constexpr) -> None:
+    def compute(out, turns, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton reads all annotations
         place = tl.arange(0, SIZE)
         value = place.to(tl.float32)
         for _ in range(turns):

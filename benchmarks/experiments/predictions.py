@@ -206,12 +206,14 @@ def main() -> None:
     synth(SynthConfig(out=str(data), images=IMAGES, layout="folder"))
     forms = tuple(dict.fromkeys(form for name in SCRIPTS for form in forms_of(name)))
     prepare(PrepareConfig(source=str(data), out=str(given.work / "splits"), outputs=forms, engine="processes"))
-    entries = [entry(name, data, given.work, given.rounds) for name in SCRIPTS]
-    cases = [case for one in entries for case in one["cases"]]
-    found = summary(cases)
     settings = {"images": IMAGES, "steps": STEPS, "window_s": WINDOW_S, "warm_up_s": WARM_UP_S}
     baseline = "the script as it is, in the same round"
-    write(given.out, {"settings": settings, "baseline": baseline, "summary": found, "scripts": entries})
+    entries, cases, found = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Any]()
+    for name in SCRIPTS:  # written after each: a machine may be had for minutes
+        entries.append(entry(name, data, given.work, given.rounds))
+        cases += entries[-1]["cases"]
+        found = summary(cases)
+        write(given.out, {"settings": settings, "baseline": baseline, "summary": found, "scripts": entries})
     names = ("predicted_gain", "predicted_low", "predicted_high", "measured_gain", "error")
     show(("remedy", *names), [(case["remedy"], *(f"{case[name]:.2f}" for name in names)) for case in cases])
     print(*(f"{name} {value:.3g}" for name, value in found.items()))

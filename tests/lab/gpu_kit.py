@@ -3,9 +3,10 @@
     python -m tests.lab.gpu_kit [--python 3.12 --out gpu-kit --images 64]
 
 Wheels of the small packages that a machine with torch may be without, for its Python (the pinned versions, by their
-hashes), feedline's own metadata, and small prepared shards of every codec. torch, torchvision, numpy, pyarrow, OpenCV
-and Pillow are not small: the machine's own are used. Copy the checkout with the folder in it to the machine; there
-`python3 tests/lab/gpu_run.py` installs, links and runs, without network, Java and Spark. At most 48 MiB.
+hashes), feedline's own metadata and its compiled kernel, and small prepared shards of every codec. torch,
+torchvision, numpy, pyarrow, OpenCV and Pillow are not small: the machine's own are used. Copy the checkout with the
+folder in it to the machine; there `python3 tests/lab/gpu_run.py` installs, links and runs, without network, Java and
+Spark. At most 48 MiB.
 """
 
 import argparse
@@ -50,13 +51,15 @@ def main() -> int:
         print(f"the wheels need {', '.join(sorted(missing))} too: name them in WHEELS", file=sys.stderr)
         return 1
     metadata(args.out)
+    for kernel in (ROOT / "pipeline" / "kernel").glob("native.abi3.so"):  # for every Python from 3.11 on
+        shutil.copyfile(kernel, args.out / kernel.name)
     with tempfile.TemporaryDirectory(prefix="feedline-kit-") as scratch:
         made = make_shards(Path(scratch), images=args.images, epoch=0)
         shutil.copytree(made, args.out / "shards", ignore=shutil.ignore_patterns(".*"))
     size_bytes = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
     count = len(list((args.out / "wheels").iterdir()))
     print(f"{args.out}: {count} wheels for Python {args.python}, shards of {args.images} pictures, "
-          f"{size_bytes / 2**20:.1f} MiB. On the machine: python3 tests/lab/gpu_run.py check")  # fmt: skip
+          f"{size_bytes / 2**20:.1f} MiB. On the machine: python3 tests/lab/gpu_run.py tests check")  # fmt: skip
     if size_bytes > MOST_BYTES:
         print(f"that is more than {MOST_BYTES >> 20} MiB: give fewer --images", file=sys.stderr)
         return 1

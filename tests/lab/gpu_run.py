@@ -7,7 +7,8 @@ file imports nothing but the standard library. What the machine lacks is unpacke
 DIR/site, the checkout is linked there as `feedline`, and the kit's shards are copied until they are more than a
 processor's caches hold. A call ends within `--seconds`: a machine may be had for ten minutes at a time. Each call
 writes one file, OUT/STEP….json, anew after every command: its status, its last words, and the result file it wrote,
-as far as it came. `--device cpu` tries everything that needs no GPU, with small settings.
+as far as it came. Tests come first, and a check takes what time is left. `--device cpu` tries everything that needs
+no GPU, with small settings.
 
     python3 tests/lab/gpu_run.py --keep OUT/*.json        puts the results where they are committed
 """
@@ -25,21 +26,27 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS, KERNEL = ROOT / "benchmarks" / "results", ROOT / "pipeline" / "kernel"
 TESTS = (
     "tests/pipeline/test_device.py", "tests/pipeline/test_gpu_decode.py", "tests/profiling/watch/test_cuda.py",
     "tests/profiling/machine/test_nvml.py", "tests/train/test_on_gpu.py",
 )  # fmt: skip
 GRACE_S = 15
-"""Of the time that a call has, what its last writing may take."""
+"""Of the time that a call has, what its last writing may take; of that, what a command may that is told to stop."""
+ENDING_S = 8
 TAIL = 4000
 EXPERIMENT = "feedline.benchmarks.experiments."
+
+
+def compiled() -> bool:
+    return any(KERNEL.glob("native*.so"))
 
 
 @dataclass
@@ -96,6 +103,8 @@ class Report:
     device: str
     started: float = field(default_factory=time.time)
     python: str = platform.python_version()
+    compiled_kernel: bool = field(default_factory=compiled)
+    """Else the loaders take twice as long for a sample."""
     commands: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -183,7 +192,7 @@ def predictions(at: Place) -> Iterator[Command]:
 
 STEPS: dict[str, Callable[[Place], Iterator[Command]]] = {
     step.__name__: step
-    for step in (check, tests, feed, truth, overhead, occupancy, jpeg, recipe, ladder, predictions)
+    for step in (tests, check, feed, truth, overhead, occupancy, jpeg, recipe, ladder, predictions)
 }
 
 
@@ -208,6 +217,10 @@ def install(kit: Path, site: Path) -> list[str]:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(site)
             unpacked.append(name)
+    for kernel in kit.glob("native*.so"):  # a checkout that was cloned has none
+        if not compiled():
+            shutil.copyfile(kernel, KERNEL / kernel.name)
+            unpacked.append(kernel.name)
     for info in kit.glob("feedline-*.dist-info"):
         shutil.copytree(info, site / info.name, dirs_exist_ok=True)
     link = site / "feedline"
@@ -262,10 +275,13 @@ def run(command: Command, at: Place, site: Path) -> Done:
             status: int | str = process.wait(at.left_s)
         except subprocess.TimeoutExpired:
             status = "the time was over"
+            os.killpg(process.pid, signal.SIGINT)  # pytest then writes what it has
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ENDING_S)
         finally:
-            if process.poll() is None:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
         log.seek(0)
         tail = log.read()[-TAIL:]
     return Done(command.name, argv[1:], status, round(time.monotonic() - began_s, 1), tail, read_result(result))
@@ -322,7 +338,8 @@ def main() -> int:
     site = args.work / "site"
     unpacked = install(args.kit, site)
     device = args.device if args.device != "auto" else found_device(site)
-    print(f"{device}; unpacked {', '.join(unpacked) or 'nothing'}", flush=True)
+    without = "" if compiled() else "; no compiled kernel: loaders take twice as long for a sample"
+    print(f"{device}; unpacked {', '.join(unpacked) or 'nothing'}{without}", flush=True)
     at = Place(device, args.work, until_s)
     report, file = Report(args.steps, device), args.out / f"{'-'.join(args.steps)}.json"
     args.out.mkdir(parents=True, exist_ok=True)
@@ -341,7 +358,7 @@ def main() -> int:
 def commands(at: Place, kit: Path, steps: list[str]) -> Iterator[Command]:
     """Each is asked for when the one before it is done: it knows how much time is left."""
     yield from prepare(at, kit)
-    for step in steps:
+    for step in (step for step in STEPS if step in steps):
         yield from STEPS[step](at)
 
 

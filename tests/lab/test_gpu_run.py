@@ -54,7 +54,22 @@ def test_what_outlasts_the_call_is_ended_with_its_children_and_its_result_kept(t
     code += "print(child.pid, flush=True); time.sleep(600)"
     done = run(Command("long", ["-c", code]), place(tmp_path, 3.0), tmp_path / "site")
     assert (done.status, done.result) == ("the time was over", {"n": 1})
-    assert all_gone([int(done.tail)])
+    assert all_gone([int(done.tail.split()[0])])
+
+
+def test_what_is_told_to_stop_may_write_its_result_first(tmp_path: Path) -> None:
+    code = "import sys, json, time\ntry:\n    time.sleep(600)\n"
+    code += "except KeyboardInterrupt:\n    json.dump({'n': 2}, open(sys.argv[2], 'w'))"
+    done = run(Command("told", ["-c", code]), place(tmp_path, 3.0), tmp_path / "site")
+    assert (done.status, done.result) == ("the time was over", {"n": 2})
+
+
+def test_a_clone_gets_the_kit_s_kernel(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_run, "KERNEL", tmp_path)
+    (kit / "native.abi3.so").write_bytes(b"compiled")
+    assert not gpu_run.compiled()
+    assert "native.abi3.so" in install(kit, tmp_path / "site")
+    assert gpu_run.compiled() and "native.abi3.so" not in install(kit, tmp_path / "site")
 
 
 def test_a_verb_gets_its_result_s_option_before_a_script(tmp_path: Path) -> None:
@@ -68,6 +83,7 @@ def test_every_step_names_its_commands_on_both_kinds_of_machine(tmp_path: Path) 
         at = Place(device, tmp_path, time.monotonic() + 500)
         named = {name: [command.name for command in step(at)] for name, step in gpu_run.STEPS.items()}
         assert named["check"] == ["gpu-check"] and named["tests"] == ["gpu-tests"]
+        assert next(iter(named)) == "tests"  # a check takes all the time that is left
         assert bool(named["occupancy"]) == bool(named["predictions"]) == (device == "cuda")
 
 

@@ -16,7 +16,7 @@ from feedline.train.checkpoint import CheckpointError
 from feedline.train.config import TrainConfig
 from feedline.train.loop import train
 from feedline.train.metrics import Event, read_events
-from feedline.train.models import SmallCNN
+from feedline.train.models import SmallCNN, build_model
 from feedline.train.run import Run, TrainingError
 
 from .conftest import write_dataset, write_split
@@ -216,6 +216,23 @@ def test_the_lines_that_the_readme_quotes_are_the_loop_s() -> None:
     table = (root / "README.md").read_text().partition("% Time  Line Contents\n")[2].partition("```")[0]
     quoted = [line.split(maxsplit=4)[4] for line in table.splitlines()]
     assert quoted and {*quoted} <= {line.strip() for line in (root / "train/loop.py").read_text().splitlines()}
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_model_is_given_the_layout_that_was_asked_for(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, channels_last: bool
+) -> None:
+    seen: list[bool] = []
+
+    def model_of(*args: Any, **kwargs: Any) -> Any:
+        model = build_model(*args, **kwargs)
+        inner = model.forward
+        model.forward = lambda images: (seen.append(images.is_contiguous()), inner(images))[1]
+        return model
+
+    monkeypatch.setattr("feedline.train.run.build_model", model_of)
+    train(configure(channels_last=channels_last, epochs=1))
+    assert seen and set(seen[1:]) == {not channels_last}
 
 
 # --- a part of the dataset ------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ class OnGpu:
     """The same on a real device."""
 
     def __init__(self, folder: Path) -> None:
-        torch.zeros(1, device="cuda")
+        self.memory = torch.zeros(1, device="cuda")  # the device is in use
         self.capture = Capture(Journal(folder), StudyConfig(steady=False))
         self.hooks = Hooks(self.capture)
         self.hooks.install()
