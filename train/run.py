@@ -72,9 +72,7 @@ class Run:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.module: nn.Module = model.to(world.device, memory_format=layout)  # pyright: ignore[reportCallIssue]
-        if (
-            not config.channels_last
-        ):  # one operand of that layout, as batches have, would be enough for cuDNN to take it
+        if not config.channels_last:  # batches come in that layout, and cuDNN takes it where one operand has it
             self.module.register_forward_pre_hook(_contiguous)
         if config.init:
             with checkpoint.as_whole(config.init):
