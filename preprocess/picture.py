@@ -175,8 +175,8 @@ class Preparer:
     def _decode_turbo(self, data: bytes) -> Image.Image | None:
         """None where libjpeg-turbo has any complaint, or does not turn these colours into RGB."""
         try:
-            rows, columns, colours, _ = simplejpeg.decode_jpeg_header(data)
-        except ValueError:
+            rows, columns, colours, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+        except (ValueError, KeyError):  # colours that it has no name for
             return None
         if colours in ("CMYK", "YCCK"):
             return None

@@ -88,21 +88,19 @@ class Checkpoints:
         try:
             if not (own := self.folder / step_name(step)).exists():
                 write_atomically(own, resume.where.read_bytes())
-            marker = self.folder / WENT_BACK
-            if asked not in (None, "auto") and self.owns(Path(asked)):
-                write_atomically(marker, _going_back(asked).encode())
-            else:
-                marker.unlink(missing_ok=True)
-            if not left:
-                return []
-            with suppress(CheckpointError):  # it is damaged, or there is none
-                if read(self.folder / BEST)["progress"]["step"] > step:
-                    (self.folder / BEST).unlink()
+            if left:
+                with suppress(CheckpointError, KeyError):  # it is damaged, or there is none
+                    if read(self.folder / BEST)["progress"]["step"] > step:
+                        (self.folder / BEST).unlink()
             for where in left:
                 where.unlink(missing_ok=True)
+            if asked not in (None, "auto") and self.owns(Path(asked)):
+                write_atomically(self.folder / WENT_BACK, _going_back(asked).encode())
+            else:
+                (self.folder / WENT_BACK).unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot go back in {self.folder}: {error.strerror}") from error
-        return [f"went back to step {step}: removed {', '.join(where.name for where in left)}"]
+        return [f"went back to step {step}: removed {', '.join(where.name for where in left)}"] if left else []
 
     def _went_back_to(self) -> str:
         """The checkpoint that this run was last asked to go on from."""
@@ -146,6 +144,9 @@ class Checkpoints:
             # the next attempt goes on where the one before was, and not back to the file once it has been there
             if own:
                 again = again and self._went_back_to() == _going_back(asked)
+            if own and not again:  # another job's, or from before
+                with suppress(OSError):
+                    (self.folder / WENT_BACK).unlink()
             if (again or (may_restart() and not own)) and (newest := self.newest_good()):
                 return newest
             found = Resume(read(Path(asked)), Path(asked), [])

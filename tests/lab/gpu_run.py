@@ -344,12 +344,15 @@ def main() -> int:
     report, file = Report(args.steps, device), args.out / f"{'-'.join(args.steps)}.json"
     args.out.mkdir(parents=True, exist_ok=True)
     for command in commands(at, args.kit, args.steps):
-        done = run(command, at, site)
+        over = time.monotonic() >= until_s
+        done = Done(command.name, [], "the time was over", 0.0, "not started") if over else run(command, at, site)
         report.commands.append(asdict(done))
         part = file.with_suffix(".part")
         part.write_text(json.dumps(asdict(report), indent=1, default=str) + "\n")
         part.replace(file)
         print(f"--- {done.name}: {done.status}, {done.seconds} s\n{done.tail}", flush=True)
+        if over:  # nor what follows
+            break
     if (page := args.work / "gpu-check.html").exists():
         shutil.copyfile(page, args.out / page.name)
     return int(any(done["status"] != 0 for done in report.commands))

@@ -64,6 +64,16 @@ def test_what_is_told_to_stop_may_write_its_result_first(tmp_path: Path) -> None
     assert (done.status, done.result) == ("the time was over", {"n": 2})
 
 
+def test_no_command_is_started_when_the_time_is_over(kit: Path, tmp_path: Path) -> None:
+    (kit / "shards").mkdir()
+    command = [sys.executable, str(ROOT / "tests/lab/gpu_run.py"), "check", "--kit", str(kit), "--seconds", "15"]
+    command += ["--device", "cpu", "--work", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    assert subprocess.run(command, capture_output=True, cwd=tmp_path).returncode == 1
+    told = json.loads((tmp_path / "out" / "check.json").read_text())["commands"]
+    assert [(one["name"], one["tail"]) for one in told] == [("shards", "not started")]
+    assert not (tmp_path / "work" / "shards.ready").exists()
+
+
 def test_a_clone_gets_the_kit_s_kernel(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_run, "KERNEL", tmp_path)
     (kit / "native.abi3.so").write_bytes(b"compiled")

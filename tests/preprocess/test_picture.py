@@ -348,6 +348,9 @@ def test_a_picture_that_is_damaged_within_is_not_filled_up_with_something() -> N
         with pytest.raises(BadImage) as caught:
             Preparer((output,))(bytes(data))
         assert caught.value.reason == "damaged" and "Corrupt JPEG data" in caught.value.detail
+    data[data.index(b"JFIF\0") + 5] = 2  # of a revision that nobody knows
+    with pytest.raises(BadImage, match="Corrupt JPEG data"):
+        Preparer((RAW,))(bytes(data))
     sloppy = saved(picture(64, 64))
     at = 4 + int.from_bytes(sloppy[4:6], "big")
     sloppy = sloppy[:at] + bytes(2) + sloppy[at:]  # between two segments: Pillow reads on, the loader does not

@@ -158,6 +158,13 @@ def test_a_restart_goes_on_only_where_going_back_was_done(tmp_path: Path, monkey
         again = run.to_resume(file)
         assert again is not None and again.state["progress"]["step"] == step
         assert run.go_on_from(again, file) == []
+    monkeypatch.delenv("SLURM_RESTART_COUNT")  # the same words, a new start that is ended before it has gone back
+    run.to_resume(file)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    found = run.to_resume(file)
+    assert found is not None and found.state["progress"]["step"] == 2
+    run.go_on_from(found, file)
+    save(run, 3)
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # another job, which asks for the same and was ended before it got there
     found = run.to_resume(file)
     assert found is not None and found.state["progress"]["step"] == 2

@@ -165,7 +165,7 @@ def kept_workers(at: Situation) -> Iterable[Change]:
 
 def kept_iterator(at: Situation) -> Iterable[Change]:
     """For a loop that begins its loader anew in each step."""
-    restart_s = at.measured.restart_s
+    restart_s = at.now.restart_s
     if not restart_s:
         return
     batch_s = restart_s * at.batch_samples
