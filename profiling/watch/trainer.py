@@ -160,6 +160,8 @@ def asked_for(frame: FrameType, place: Place, pinning: str | None, *, working: b
         return Place(pinning or "wait", place.where)
     for one in frames(frame):
         code, file = one.f_code, slashed(one.f_code.co_filename)
+        if "/torch/utils/data/" in file or "/multiprocessing/" in file:
+            break  # torch's own loader takes a batch apart
         package = "/site-packages/" in file or "/dist-packages/" in file
         aside = is_ours(file) or "/torch/" in file or (is_library(file) and not package)
         if not aside and not code.co_name.startswith("__"):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,6 +131,23 @@ def test_what_a_loader_does_to_batches_that_are_ready_is_told_from_waiting(tmp_p
     (trainer,) = merge(capture.journal, origin=origin, argv=["x.py"]).trainers
     assert trainer.stages["change"] > 2 * trainer.stages.get("wait", 0.0)
     assert "change test_trainer.py:warped" in {name.rpartition(":")[0] for name in trainer.functions}
+
+
+def test_what_torch_s_loader_does_to_take_a_batch_apart_is_waiting(tmp_path: Path) -> None:
+    """Rebuilding its tensors, of which no rule says that it is unpickling."""
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    origin = time.perf_counter()
+    capture.ask(capture.begin_pass(Loader(), "torch"))
+    packages, namespace = (
+        "/usr/lib/python3/site-packages/torch",
+        dict[str, Any](ends=origin + 1.0, now=time.perf_counter),
+    )
+    code = "def rebuild():\n    while now() < ends:\n        sum(range(100))"
+    exec(compile(code, f"{packages}/_utils.py", "exec"), namespace)
+    function("_next_data", f"{packages}/utils/data/dataloader.py")(namespace["rebuild"])
+    capture.leave("itself")
+    (trainer,) = merge(capture.journal, origin=origin, argv=["x.py"]).trainers
+    assert not trainer.stages.get("change") and trainer.stages["wait"] > 0.5
 
 
 def slowly(number: int) -> tuple[torch.Tensor, torch.Tensor]:
