@@ -65,8 +65,6 @@ def rate(dataset: str, model: str, px: int, batch: int, steps: int, device: str,
     )  # fmt: skip
     with opened(config) as run:
         batches = cached_batches(run)
-        if not config.channels_last:  # one operand of that layout is enough for cuDNN to take it
-            batches = [(images.contiguous(), labels) for images, labels in batches]
         window_bare(run, batches, WARM_UP)
         spent_s, _ = window_bare(run, batches, steps)
     return steps * batch / spent_s
