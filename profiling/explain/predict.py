@@ -146,13 +146,13 @@ def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Predic
 def predict(at: Situation, change: Change) -> Prediction:
     """The rate after `change`, its interval, and whether that is worth having."""
     then, now = change.then, at.rate_over_epochs
-    modelled, top = then.rate(), at.ceiling * change.ceiling_times
-    applied = modelled * at.factor ** _carried(at, then) if math.isfinite(modelled) else at.ceiling
+    modelled, top, scale = then.rate(), at.ceiling * change.ceiling_times, at.factor ** _carried(at, then)
+    applied = then.rate(scale) if at.of_data else modelled * scale if math.isfinite(modelled) else at.ceiling
     whole = then.over_epochs(min(top, applied))
     most = then.over_epochs(top * (1 + ERRORS_90 * math.hypot(_ceiling_error(at), at.rate.error)))
-    errors = [*_errors(at, change), at.rate.error]
-    low, high = _interval(whole, [*errors, at.measured.machine.others_error], most)
-    of_gain = errors[:-1] if _is_measured(at, change) else errors
+    errors = _errors(at, change)
+    low, high = _interval(whole, [*errors, at.rate.error, at.measured.machine.others_error], most)
+    of_gain = [*errors, 0.0 if _is_measured(at, change) else _now_error(at, then)]
     gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, of_gain, most)))
     once = _preparing(at, change, whole)
     vain = isinstance(change.why, Vain)
@@ -173,15 +173,26 @@ def predict(at: Situation, change: Change) -> Prediction:
 
 
 def _ceiling_error(at: Situation) -> float:
-    ceiling = at.measured.rates.ceiling
-    return ceiling.error if ceiling else NO_CEILING_ERROR
+    """Half of what the workers' cores would make of it is in doubt."""
+    ceiling, crowded = at.measured.rates.ceiling, at.measured.crowded
+    return ceiling.error if ceiling else math.hypot(NO_CEILING_ERROR, 0.5 * crowded / (1.0 - min(crowded, 0.9)))
+
+
+def _now_error(at: Situation, then: Throughput) -> float:
+    """What a gain has of the error of the rate now: where the model is the limit of steps of which the wait is known,
+    that of the rest of them, however the steps differ."""
+    if at.measured.rates.ceiling or then.binding() != "compute":
+        return at.rate.error
+    return at.measured.errors_alone.data / max(0.05, 1.0 - at.measured.trainer.shares.data)
 
 
 def _carried(at: Situation, then: Throughput) -> float:
     """The power of the factor that is applied: 1 while the same resource is the limit, a half once another is lower
-    by RECEDED."""
-    limits = then.limits()
-    least, before = min(limits.values()), limits.get(at.now.binding(), math.inf)
+    by RECEDED. `of_data`: of those that are not the model's."""
+    limits, now = then.limits(), at.now.limits()
+    if at.of_data:
+        del limits["compute"], now["compute"]
+    least, before = min(limits.values()), limits.get(min(now, key=lambda name: now[name]), math.inf)
     return 1.0 - 0.5 * min(1.0, math.log(before / least) / math.log(RECEDED)) if 0 < least < math.inf else 1.0
 
 
@@ -189,7 +200,7 @@ def _errors(at: Situation, change: Change) -> list[float]:
     """Relative standard errors of the rate after `change`, on a machine that has as much to do beside it as now, but
     for that of the rate now."""
     then, limit = change.then, change.then.binding()
-    left_out = 1.0 - _carried(at, then)
+    left_out = 0.0 if at.of_data and limit == "compute" else 1.0 - _carried(at, then)
     errors = [change.extra_error, left_out * abs(math.log(at.factor))]
     if not _is_measured(at, change):
         errors += [MODEL_ERROR, _ceiling_error(at) if limit == "compute" else 0.0]

@@ -109,6 +109,17 @@ class Measured:
         return "steps/s" if self.loader is not None and self.loader.unwatched else "samples/s"
 
     @property
+    def crowded(self) -> float:
+        """Share of a step that a model on the CPU waits for cores which the script's own workers have: of all that it
+        waits for cores, their part of those that others than its own rank use. 0 where the kernel does not tell."""
+        now, trainer, machine = self.rates.now, self.trainer, self.machine
+        if now is None or not trainer.delay or not machine.on_cpu or not self.workers.count:
+            return 0.0
+        workers = now.value * (self.workers.cpu_s or 0.0)
+        ranks = now.value * trainer.cpu_s * (1.0 - 1.0 / machine.ranks)
+        return trainer.delay * workers / max(1e-9, workers + ranks + machine.others_cores)
+
+    @property
     def uses_all_cores(self) -> bool:
         """Workers and model share them: more workers would get no more of them."""
         return (
@@ -265,10 +276,20 @@ class Situation:
         return self.measured.recording
 
     @property
+    def of_data(self) -> bool:
+        """The ceiling comes of the very steps, not of a leg, and their wait of nothing that the training thread does:
+        then what the model misses of their rate is the data's."""
+        measured, now = self.measured, self.now
+        own = measured.own_part_limits or measured.unpickling_limits or measured.batches_ready or measured.restart_s
+        return measured.rates.ceiling is None and now.workers > 0 and now.step_s > 0 and not own
+
+    @property
     def factor(self) -> float:
-        """Measured over modelled rate of the present settings."""
+        """Measured over modelled rate of the present settings; `of_data`: over that of all limits but the model's."""
         modelled = self.now.rate()
-        return self.rate.value / modelled if math.isfinite(modelled) and modelled > 0 else 1.0
+        if not math.isfinite(modelled) or modelled <= 0:
+            return 1.0
+        return self.now.data_factor(self.rate.value) if self.of_data else self.rate.value / modelled
 
     @property
     def rate_over_epochs(self) -> float:
@@ -323,7 +344,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     if rates.now is None:
         return None
     ranks, count = machine.ranks, preparing.count
-    step_s = ranks / rates.ceiling.value if rates.ceiling else trainer.step_s
+    step_s = ranks / rates.ceiling.value if rates.ceiling else trainer.step_s * (1.0 - measured.crowded)
     # Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all.
     worker_s = preparing.even_s * preparing.slow.factor if preparing.slow else preparing.alone_s
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 SHARPNESS = 12.0
+NEARLY = 0.98  # share of the model's limit from which nothing but the model is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +69,22 @@ class Throughput:
             limits["storage"] = self.storage_samples_per_s
         return limits
 
-    def rate(self) -> float:
-        """samples/s of all ranks; infinite when nothing costs anything."""
+    def rate(self, data_factor: float = 1.0) -> float:
+        """samples/s of all ranks, with all limits but the model's so many times what they are; infinite when nothing
+        costs anything."""
         limits = self.limits()
         if self.workers == 0:  # preparing and computing follow each other: their sum is the limit
             del limits["compute"]
-        return soft_minimum(list(limits.values()))
+        return soft_minimum([of * (data_factor if name != "compute" else 1.0) for name, of in limits.items()])
+
+    def data_factor(self, rate: float) -> float:
+        """With which `rate(data_factor)` is that rate: the soft minimum solved for all limits but the model's. Where the
+        rate is the model's own, they are a ninth above it or more."""
+        limits = self.limits()
+        top = limits.pop("compute")
+        data, below = soft_minimum(list(limits.values())), min(rate / top, NEARLY)
+        needed = top * (below**-SHARPNESS - 1.0) ** (-1.0 / SHARPNESS)
+        return (needed if rate < NEARLY * top else max(needed, data)) / data if 0 < data < math.inf else 1.0
 
     def over_epochs(self, rate: float) -> float:
         """A rate between two batches -> the rate over whole epochs."""

@@ -187,6 +187,38 @@ def test_a_generator_of_ones_own_is_put_into_a_dataloader() -> None:
     assert "data.py:batches" in first(seen).needs and not of_family(seen, "workers")
 
 
+def crowded(others: float, delay: float = 0.7) -> Recording:
+    """Two workers on two cores, with a transform that takes nearly all of a sample; the training thread waits a fifth
+    of the time for batches, and of the rest as large a share as `delay` for a core."""
+    stages = {"decode": 0.001, "transform": 0.015}
+    seen = made(wait_s=0.2, compute_s=0.8, workers=2, cores=2, stages=stages, trainer_cpu_s=0.008)
+    waits = {"forward": delay * seen.trainers[0].stages["forward"]}
+    times = [float(second) for second in range(int(seen.seconds) + 2)]
+    busy = Series(name="cpu_cores", unit="cores", scope="host", source="/proc/stat", t_s=times,
+                  values=[32 * 0.024 + others] * len(times))  # fmt: skip
+    seen = replace(seen, series=[busy], trainers=[replace(seen.trainers[0], stages_delay_s=waits)])
+    return with_workers(seen, transforms={"Slow": 1.0}, functions={"transform data.py:Slow.__call__": 1.0})
+
+
+def test_the_model_gets_the_cores_that_cheaper_samples_leave() -> None:
+    """Of what the training thread waits for a core, the workers' part is theirs: as of the cores, 0.51 to 1.2."""
+    stage = of_family(crowded(1.2), "stage")[0]
+    assert stage.helps and stage.target == "Slow"
+    shrunk = 1.0 - 0.7 * 0.512 / (0.512 + 1.2)
+    assert stage.gain == pytest.approx(1 / (0.8 * shrunk), rel=0.1)
+    free = of_family(crowded(1.2, delay=0.0), "stage")[0]
+    assert free.gain == pytest.approx(1 / 0.8, rel=0.1)  # the model had its cores: no more than the wait is gained
+
+
+def test_what_the_steps_wait_tells_a_gain_however_the_steps_differ() -> None:
+    seen = made(wait_s=0.03, compute_s=0.09, workers=0, steps=12, stages={"decode": 0.0009})
+    steps = [replace(one, wait_s=one.wait_s * times, duration_s=one.duration_s * times)
+             for one, times in zip(seen.steps, 4 * (0.3, 1.0, 1.7), strict=True)]  # fmt: skip
+    one = of_family(replace(seen, steps=steps), "workers")[0]
+    assert measure(replace(seen, steps=steps)).rates.now.error > 0.1
+    assert one.helps and one.gain == pytest.approx(4 / 3, rel=0.1)
+
+
 def test_a_queue_that_another_thread_fills_is_left_to_its_source() -> None:
     seen = without_loader(wait=0.6, forward=0.4)
     assert (first(seen).family, first(seen).target) == ("stage", "queue.py:get")
@@ -202,7 +234,7 @@ def legs_of(seen: Recording, kept: float, laid_out: float) -> Recording:
 
 def test_beside_no_other_programs_a_rate_is_as_sure_as_its_gain() -> None:
     """But for a measured factor of the model's own speed, which holds at whatever rate."""
-    seen = made(**COMPUTING, trials=TRIALS, compute=FAULTY)
+    seen = made(**COMPUTING, ceiling=322.0, trials=TRIALS, compute=FAULTY)
     steps = [replace(step, duration_s=step.duration_s * (1 + n * n % 7 / 10)) for n, step in enumerate(seen.steps)]
     for one in found_in(replace(seen, steps=steps)):
         rate, gain = one.low / one.samples_per_s, one.gain_low / one.gain

@@ -52,6 +52,15 @@ def test_the_soft_minimum_is_close_below(values: list[float]) -> None:
     assert 0.85 * min(values) < soft_minimum(values) <= min(values) * (1 + 1e-9)
 
 
+@given(models, st.floats(0.05, 0.97))
+def test_the_data_is_scaled_to_a_rate_below_the_models(model: Throughput, share: float) -> None:
+    if model.workers:
+        top = model.limits()["compute"]
+        scale = model.data_factor(share * top)
+        assert model.rate(scale) == pytest.approx(share * top)
+        assert model.rate(model.data_factor(top)) >= 0.95 * top
+
+
 def test_known_answers() -> None:
     model = Throughput(workers=2, step_s=0.0001, worker_s=0.01, worker_cpu_s=0.01, trainer_cpu_s=0.0, cores=64)
     assert model.rate() == pytest.approx(200, rel=1e-3)
