@@ -5,10 +5,12 @@ predictions (`benchmarks.experiments.predictions`) all ask it.
 
 The model is calibrated by the run itself: what it says of the present settings is scaled to what was measured, and
 the same factor is applied to the prediction, wholly when the same resource stays the limit, and less the further it
-recedes when another takes over, down to its square root. The interval is ±1.64 standard errors of: the measured rate,
-what other programs may have taken from it, the measured ceiling, the part of the factor that was not applied, what a
-sample costs a worker where that is not what was measured, and the model's own error (`MODEL_ERROR`, larger without
-legs and for each doubling of the workers). It ends at the ceiling's own upper end.
+recedes when another takes over, down to its square root. Without legs the ceiling is that of the very steps, with the
+cores that their workers take from them (`Measured.crowded`), and the factor is the data side's alone. The interval
+is ±1.64 standard errors of: the measured rate, what other programs may have taken from it, the measured ceiling, the
+part of the factor that was not applied, what a sample costs a worker where that is not what was measured, and the
+model's own error (`MODEL_ERROR`, larger without legs and for each doubling of the workers). It ends at the ceiling's
+own upper end.
 
 What helps gains something at the lower end of its interval. Families (workers, shards, …) stand in the order of what
 they gain for sure, less what they ask for (`WORTH`); before them stands what mends the very cause, and what is a

@@ -78,7 +78,7 @@ class Throughput:
         return soft_minimum([of * (data_factor if name != "compute" else 1.0) for name, of in limits.items()])
 
     def data_factor(self, rate: float) -> float:
-        """With which `rate(data_factor)` is that rate: the soft minimum solved for all limits but the model's. Where the
+        """With it `rate(data_factor)` is that rate: the soft minimum solved for all limits but the model's. Where the
         rate is the model's own, they are a ninth above it or more."""
         limits = self.limits()
         top = limits.pop("compute")
