@@ -17,7 +17,7 @@ class BrightRegions(Dataset):
     """Blurred, recoloured crops and, as the target, where the crop was bright."""
 
     def __init__(self, root, side=144):
-        self.files, self.side = sorted(Path(root).rglob("*.jp*g")), side
+        self.files, self.side = sorted(Path(root).rglob("*.[jJ]*")), side
 
     def __len__(self):
         return 960

@@ -22,7 +22,7 @@ class Catalogue:
 
     def __post_init__(self):
         for label, folder in enumerate(sorted(p for p in self.root.iterdir() if p.is_dir())):
-            for file in sorted(folder.glob("*.jp*g"))[:60]:
+            for file in sorted(folder.glob("*.[jJ]*"))[:60]:
                 with Image.open(file) as photo:
                     photo.draft("RGB", (64, 64))
                     tiny = photo.convert("RGB").resize((4, 4), Image.Resampling.BOX)

@@ -93,7 +93,7 @@ def main():
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
 
-    files = sorted((args.data / "photos").glob("*/*.jp*g"))
+    files = sorted((args.data / "photos").glob("*/*.[jJ]*"))
     names = sorted({file.parent.name for file in files})
     train, valid = files[1::2][:250], files[::12][:50]
     loaders = DataLoaders.from_dsets(

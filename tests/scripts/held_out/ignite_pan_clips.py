@@ -23,7 +23,7 @@ class Pans(Dataset):
 
     def __init__(self, root, side=48, frames=8, most=200):
         self.side, self.frames = side, frames
-        files = sorted(root.glob("*/*.jp*g"))
+        files = sorted(root.glob("*/*.[jJ]*"))
         self.photos = [self.load(file) for file in files[:: max(1, len(files) // most)]]
         self.moves = list(DIRECTIONS.values())
 

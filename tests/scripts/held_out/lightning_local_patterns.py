@@ -37,7 +37,7 @@ class LocalBinaryPatterns:
 
 class Textures(Dataset):
     def __init__(self, root):
-        self.files = sorted(root.glob("*/*.jpg")) + sorted(root.glob("*/*.jpeg"))
+        self.files = sorted(root.glob("*/*.[jJ]*"))
         self.names = sorted({file.parent.name for file in self.files})
         self.patterns = LocalBinaryPatterns()
 

@@ -75,7 +75,7 @@ class Ranker(L.LightningModule):
 
 
 def load(root, side=96, count=640):
-    files = sorted(root.glob("*/*.jp*g"))
+    files = sorted(root.glob("*/*.[jJ]*"))
     images, brightness = [], []
     for file in files[:: max(1, len(files) // count)]:
         with Image.open(file) as photo:

@@ -85,7 +85,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
 
-    files = sorted((args.data / "photos").glob("*/*.jp*g"))
+    files = sorted((args.data / "photos").glob("*/*.[jJ]*"))
     names = sorted({file.parent.name for file in files})
     files = [files[n % len(files)] for n in range(args.fields)]
     with tempfile.TemporaryDirectory(prefix="microscope-") as folder:

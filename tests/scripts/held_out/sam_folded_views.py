@@ -17,7 +17,7 @@ class FoldedViews(Dataset):
     def __init__(self, root, side=80):
         self.side, self.views = side, []
         for label, folder in enumerate(sorted(p for p in root.iterdir() if p.is_dir())):
-            self.views += [(file, label) for file in sorted(folder.glob("*.jp*g"))]
+            self.views += [(file, label) for file in sorted(folder.glob("*.[jJ]*"))]
 
     def __len__(self):
         return max(len(self.views), 640)

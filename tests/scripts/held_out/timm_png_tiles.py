@@ -55,7 +55,7 @@ def main():
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    files = make_tiles(sorted((args.data / "photos").glob("*/*.jp*g")), args.out / "tiles")
+    files = make_tiles(sorted((args.data / "photos").glob("*/*.[jJ]*")), args.out / "tiles")
     transform = create_transform(
         input_size=96,
         is_training=True,

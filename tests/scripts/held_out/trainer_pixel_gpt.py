@@ -18,7 +18,7 @@ class Paintings(Dataset):
     """Each photo at SIDE x SIDE in COLOURS colours of one palette, row by row, behind a token for its class."""
 
     def __init__(self, root, most=300):
-        files = sorted(root.glob("*/*.jp*g"))
+        files = sorted(root.glob("*/*.[jJ]*"))
         files = random.Random(1).sample(files, min(most, len(files)))
         self.names = sorted({file.parent.name for file in files})
         small = [self.shrink(file) for file in files]

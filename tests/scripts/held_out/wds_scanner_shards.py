@@ -60,7 +60,7 @@ def main():
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    photos = sorted((args.data / "photos").glob("*/*.jp*g"))
+    photos = sorted((args.data / "photos").glob("*/*.[jJ]*"))
     shards, classes = pack(photos, args.out / "shards")
     dataset = (
         wds.WebDataset(shards, shardshuffle=False, workersplitter=wds.split_by_worker)
