@@ -10,7 +10,7 @@ import numpy.typing as npt
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.draw.order import EpochPlan, Labels, Samples, drawn_classes, part_labels
-from feedline.pipeline.format.local import WholeShards
+from feedline.pipeline.format.local import WholeShards, ask_ahead
 from feedline.pipeline.format.manifest import (
     INDEX,
     MANIFEST,
@@ -24,6 +24,9 @@ from feedline.pipeline.format.manifest import (
 from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote
 from feedline.pipeline.loader_config import LoaderConfig
 from feedline.pipeline.workers.memory import share_columns, shared_columns
+
+MOST_ASKED = 256
+"""Shards whose names are looked up before a worker opens them; of more, its first batches need a few."""
 
 
 class PreparedSplit:
@@ -41,7 +44,10 @@ class PreparedSplit:
             self.folder = fetch_metadata(remote, Path(config.cache_dir or default_cache()))
             if config.cache_bytes:
                 self._cache = ShardCache(self.folder, config.cache_bytes, remote.download)
+        ask_ahead([self.folder / MANIFEST, self.folder / INDEX], read=True)
         self.manifest, self.identity = identified(self.folder)
+        if not self.address:
+            ask_ahead([self.folder / name for name in self.manifest.shard_names[:MOST_ASKED]])
         index = read_index(self.folder, self.manifest)
         self.stored_px = int(index.widths_N[0]) if self.manifest.codec == "raw" and len(index) else 0
         """The side of raw images that are all square and equal; 0 where they are not."""

@@ -5,9 +5,10 @@ a SIGBUS, and the copy costs 2 µs of a sample's 300.
 """
 
 import os
+import queue
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -28,8 +29,35 @@ PIECE_BYTES = 128 << 10
 BLOCK_BYTES = 512
 """Of getrusage's ru_inblock."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+ASKED_AT_ONCE = 16
+"""Names that are looked up at a time."""
 OPEN_FILES = 4096
 """Shards held open at once, at most, and of the descriptors allowed a half; the oldest gives way."""
+
+
+def ask_ahead(paths: Iterable[Path], *, read: bool = False) -> None:
+    """Has threads look the names up and, with `read`, the kernel begin to read the files whole; returns at once. On
+    storage that answers late each would cost its latency, one after the other. What is wrong is said by who needs it.
+    """
+    due: queue.SimpleQueue[Path] = queue.SimpleQueue()
+
+    def ask() -> None:
+        with suppress(queue.Empty):
+            while True:
+                with suppress(OSError):
+                    _begin(due.get_nowait(), read=read)
+
+    for number, path in enumerate(paths):
+        due.put(path)
+        if number < ASKED_AT_ONCE:
+            with suppress(RuntimeError):  # the process may have no more threads
+                threading.Thread(target=ask, name="feedline-ask", daemon=True).start()
+
+
+def _begin(path: Path, *, read: bool) -> None:
+    held = Opened(open_regular(path))
+    for start in range(0, os.fstat(held.number).st_size if read else 0, PIECE_BYTES):
+        os.posix_fadvise(held.number, start, PIECE_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 class Opened:

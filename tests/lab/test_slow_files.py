@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from feedline.benchmarks.measure.reads import Piece, in_memory, measure_reads, p
 from feedline.benchmarks.storage_advice import storage_of
 from feedline.cli.profile import with_reads
 from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.format.local import ask_ahead
 from feedline.profiling.explain.predict import all_predictions, prediction_for
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.profile_run import study
@@ -64,6 +66,17 @@ def test_the_same_bytes_are_there_and_the_page_cache_keeps_and_drops_them(mount:
         drop(long)
         assert in_memory(pieces) == 0.0
     assert not list(slow.path.iterdir())
+
+
+def test_files_that_are_asked_for_ahead_come_to_memory_unread(mount: Mount, source: Path) -> None:
+    with mount(source, latency_s=LATENCY_S) as slow:
+        files = [slow.path / "long", slow.path / "inner" / "short", slow.path / "train" / "manifest.json"]
+        ask_ahead([slow.path / "missing", slow.path, *files], read=True)
+        pieces, until_s = [Piece(path, 0, path.stat().st_size) for path in files], time.monotonic() + 60
+        while in_memory(pieces) != 1.0:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        assert slow.counts()["most_at_once"] > 1
 
 
 def test_many_reads_at_once_hide_a_networks_latency(mount: Mount, source: Path) -> None:
