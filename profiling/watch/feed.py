@@ -22,6 +22,8 @@ from feedline.profiling.watch.rules import own_place
 from feedline.profiling.watch.worker import WorkerEntry
 
 Draw = Callable[[], Any]
+DRAWS_SEEN = 3
+"""First batches of a pass, at which it is looked up who asks for them."""
 
 
 class Director(Protocol):
@@ -139,6 +141,8 @@ class Feed:
         if passed.done:
             passed = self._pass = capture.go_on(passed)
         capture.ask(passed)
+        if passed.batches < DRAWS_SEEN and capture.watch is not None:
+            capture.watch.see_draw(sys._getframe(1))
         trains = passed.loader in capture.loop.trained
         if director is not None and passed.trained and not self._holds:
             self._holds = True

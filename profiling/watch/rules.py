@@ -191,6 +191,8 @@ class LoopCode:
     """Code on the stack as the optimiser steps: what these functions call is the loop's work."""
     makers: set[CodeType] = field(default_factory=set[CodeType])
     """Functions of the script's that the loop calls and that were seen reading or decoding: they make its batches."""
+    between: set[CodeType] = field(default_factory=set[CodeType])
+    """Generators on the stack as a loader is asked."""
 
 
 def part(
@@ -234,7 +236,7 @@ def part(
             if not waits and found not in ELSE and _makes(beneath, reads, yields, loop):
                 found = "load"
             break
-        yields = source and (yields or _yields(code))
+        yields = source and (yields or yields_batches(code))
         inner, beneath = False, code
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
     if trains and found == "forward" and not in_module and own and innermost and _is_no_model(innermost):
@@ -271,7 +273,8 @@ def _makes(called: CodeType | None, reads: bool, yields: bool, loop: LoopCode) -
     return reads or yields or called in loop.makers
 
 
-def _yields(code: CodeType) -> bool:
+def yields_batches(code: CodeType) -> bool:
+    """Whether a loop may iterate over what it makes."""
     return code.co_name == "__next__" or bool(code.co_flags & GENERATOR and code.co_name != "<genexpr>")
 
 

@@ -31,6 +31,7 @@ from feedline.profiling.watch.rules import (
     part,
     place_name,
     slashed,
+    yields_batches,
 )
 from feedline.profiling.watch.sampler import TRAINER_HZ, StackSampler, TimeSums
 
@@ -92,6 +93,11 @@ class TrainerWatch:
             self._steps_seen += 1
             self._loop.steps.update(one.f_code for one in frames(frame) if not is_ours(one.f_code.co_filename))
 
+    def see_draw(self, frame: FrameType) -> None:
+        """A loader is asked; `frame` is of whoever does, perhaps for a loop further out."""
+        codes = [one.f_code for one in frames(frame) if not is_ours(one.f_code.co_filename)]
+        self._loop.between.update(code for code in codes if yields_batches(code))
+
     def see_loader(self, loader: Any, number: int, rank: int) -> None:
         """A pass begins."""
         if number not in self._stats and hasattr(loader, "worker_pids") and callable(getattr(loader, "stats", None)):
@@ -122,9 +128,20 @@ class TrainerWatch:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
             elif asking is None and place.stage == "wait" and self._watched.hands_itself:
                 place = Place("wait", self._maker(frames_by_thread) or place.where)
+            elif asking is None and place.stage == "python" and self._is_between(frame):
+                place = Place("prepare", place.where)
             self._main.add(place, seconds, spent)
         if self._main.due:
             self._watched.flush()
+
+    def _is_between(self, frame: FrameType) -> bool:
+        """Whether it works in or for a generator that stands between a loader and the loop that trains."""
+        for one in frames(frame):
+            if one.f_code in self._loop.steps:
+                break
+            if one.f_code in self._loop.between:
+                return not self._watched.hands_itself
+        return False
 
     def _maker(self, frames_by_thread: dict[int, FrameType]) -> str | None:
         """Where another thread of the script works meanwhile, one of them by chance: it may make what this one waits

@@ -2,7 +2,8 @@
 
 Seconds are per sample of one rank. Shares are of the time of the measured steps and sum to 1:
 
-    data      blocked on the next batch, unpickling included (CUDA: the device had nothing to do meanwhile)
+    data      blocked on the next batch, unpickling included (CUDA: the device had nothing to do meanwhile); and what
+              the script's generators between a loader and the loop take to prepare it
     copy      host-to-device copies the step waited for
     trainer   the main thread's own Python, logging, checkpoints
     other     what nothing decides
@@ -30,7 +31,7 @@ from feedline.profiling.record.recording import Recording, Step, ThreadTime
 from feedline.profiling.record.uncertainty import look_error, share_error
 
 OWN = ("python", "logging", "checkpoint")  # parts that are the script's own Python
-DATA = ("wait", "load", "draw", "change", "unpickle", "pin")  # parts that wait for a batch or make it
+DATA = ("wait", "load", "draw", "change", "prepare", "unpickle", "pin")  # parts that wait for a batch or make it
 LEAST_ERROR = 0.005  # no share is known better: hooks and looks take a little themselves
 LEAST_KERNEL_SHARE = 0.04
 LEAST_FAULTS = 200  # per step; below either, keeping memory would gain nothing that can be told from noise
@@ -71,6 +72,7 @@ class Trainer:
     unpickle_s: float  # main thread, unpickling batches inside the wait
     unpickle_share: float  # of the loop's time
     unpickle_error: float  # absolute standard error of it
+    prepare_share: float  # of the loop's time, in generators between its loader and itself: part of data
     delay: float | None  # share of the main thread's time beside data that it had no core; None: not told
     cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
     faults_per_step: float
@@ -90,7 +92,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     loader, looks = recording.train_loader, all_ranks(recording).ticks
     sampled = loader is not None and (loader.background or loader.unwatched)
     shares, errors = _shares(recording, steps, ranks_s, sampled=sampled)
-    all_waited_s = shares.data * ranks_s if sampled else sum(map(waited_s, steps))
+    all_waited_s = shares.data * ranks_s
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s and (looks >= FEW_LOOKS or not sampled) else None
     unpickle_share, unpickle_alone = _unpickling(recording)
     copies = [step.copy_s for step in steps if step.copy_s is not None]
@@ -115,6 +117,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
         unpickle_s=unpickle_alone * ranks_s / samples,
         unpickle_share=min(wait_fraction or 0.0, unpickle_share),
         unpickle_error=looked(recording, ("unpickle",))[1],
+        prepare_share=min(shares.data, looked(recording, ("prepare",))[0]),
         delay=_delay(recording),
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
         faults_per_step=faults_per_step,
@@ -175,15 +178,17 @@ def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, samp
     )
     (own, own_error), (other, other_error) = looked(recording, OWN), looked(recording, ("other",))
     data, data_error = seen, seen_error = looked(recording, DATA)
+    starves = any(step.starved_s is not None for step in steps)
+    dry = sum(step.idle_s or 0.0 for step in steps) / ranks_s  # beside the wait
     if not sampled:
-        data = min(1.0, sum(map(waited_s, steps)) / ranks_s)
-        data_error = share_error([sum(map(waited_s, block)) for block in blocks], whole_s)
+        waits_error = share_error([sum(map(waited_s, block)) for block in blocks], whole_s)
+        between, between_error = looked(recording, ("prepare",))
+        data = min(1.0, sum(map(waited_s, steps)) / ranks_s + (min(between, dry) if starves else between))
+        data_error = math.hypot(waits_error, between_error if between else 0.0)
     if all_ranks(recording).ticks < FEW_LOOKS:
         own, other = 0.0, 1.0
     copy = min(1.0 - data, copy)
-    if any(step.starved_s is not None for step in steps):
-        # Python is hidden while the device has queued work; it counts as far as the device ran dry beside the wait.
-        dry = sum(step.idle_s or 0.0 for step in steps) / ranks_s
+    if starves:  # Python is hidden while the device has queued work; it counts as far as the device ran dry
         own = min(own, dry)
         other = min(other, dry - own)
     elif not sampled:  # batches made where the loader's clock does not run

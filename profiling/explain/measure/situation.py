@@ -129,16 +129,16 @@ class Measured:
     @property
     def own_part(self) -> tuple[str, float, float]:
         """What the training thread does of its batches that workers make: draw the samples, or change what they have
-        made. The larger, its share of the time and the error of that."""
-        if not self.workers.count:
-            return "draw", 0.0, 0.0
-        return max(((part, *looked(self.recording, (part,))) for part in ("draw", "change")), key=lambda one: one[1])
+        made, in the loader (`change`) or between that and the loop (`prepare`). The largest, its share of the time
+        and the error of that."""
+        parts = ("draw", "change", "prepare") if self.workers.count else ("prepare",)
+        return max(((part, *looked(self.recording, (part,))) for part in parts), key=lambda one: one[1])
 
     @property
     def own_part_limits(self) -> bool:
         """Workers wait for a slow sampler; where batches are changed too slowly they have time to spare."""
         part, share, error = self.own_part
-        spare = part == "draw" or self.workers.stages.get("idle", 1.0) >= SPARE
+        spare = part == "draw" or not self.workers.count or self.workers.stages.get("idle", 1.0) >= SPARE
         return spare and share - ERRORS_90 * error > 0.5 * self.trainer.shares.data > 0.0
 
     @property
@@ -177,7 +177,8 @@ def measure(recording: Recording) -> Measured:
     workers, trainer = measure_workers(recording), measure_trainer(recording, steps)
     restart_s = _restart_s(workers, rates, steps)
     machine = _machine(recording, steps, rates.now.value if rates.now else 0.0, anew=restart_s > 0)
-    rates, trainer = believed(rates, trainer.shares.data, trainer.errors.data), _with_starts(trainer, rates)
+    waits = trainer.shares.data - trainer.prepare_share  # a leg's kept batches are prepared as the loader's are
+    rates, trainer = believed(rates, waits, trainer.errors.data), _with_starts(trainer, rates)
     if workers.count and workers.stages and workers.delay is None:
         notes.append("Whether the workers lacked cores cannot be told: the kernel did not say how long they waited.")
     return Measured(
@@ -362,6 +363,8 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     locked = preparing.stage_alone_s.get("lock", 0.0) / preparing.alone_s if preparing.alone_s else 0.0
     most_k = 1.2 / max(0.05, 1.0 - locked)  # fewer workers wait less for the others' lock
     own_part_s = measured.own_part_share * ranks / rates.now.value
+    if rates.ceiling and measured.own_part[0] == "prepare":  # by a leg, whose batches are prepared as well
+        step_s = max(0.0, step_s - own_part_s)
     # Batches that a leg replays were changed before.
     replayed = measured.own_part[0] == "change" and measured.recording.leg("cached").trainer_cpu_s_per_sample
     now = Throughput(

@@ -8,7 +8,7 @@ import pytest
 
 from feedline.profiling.explain.cause import KINDS, Cause
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.record.recording import LoaderPass, Recording, Series
+from feedline.profiling.record.recording import Leg, LoaderPass, Recording, Series
 from feedline.profiling.record.stages import STAGES
 from tests.profiling.recordings import made
 from tests.profiling.remedy_runs import drawing
@@ -88,6 +88,24 @@ def test_batches_that_are_changed_where_they_are_used() -> None:
     assert (found.predictions[0].remedy, found.predictions[0].at_most) == ("cheaper work on whole batches", True)
     packages = drawing(0.8, "change", "fastai.vision.augment")
     assert "--lines-of fastai.vision.augment:Balanced.change " in diagnose(packages).predictions[0].command
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_a_generator_prepares_behind_the_loader(workers: int) -> None:
+    """Its time is no step of the model, and neither does the loader's clock run."""
+    seen = made(wait_s=0.002, python_s=0.078, compute_s=0.02, workers=workers, stages={"decode": 0.00003})
+    parts = {name.replace("python", "prepare"): s for name, s in seen.trainers[0].stages.items()}
+    places = {f"prepare train.py:opened:{line}": parts["prepare"] / 2 for line in (3, 4)}
+    seen = replace(seen, trainers=[replace(seen.trainers[0], stages=parts, functions=places)])
+    found = diagnose(seen)
+    assert (found.bound, found.cause.kind, found.cause.where) == ("data", "main", "train.py:opened")
+    assert found.measured.trainer.shares.data == pytest.approx(0.8)
+    assert found.predictions[0].remedy == "cheaper work on whole batches"
+    assert found.predictions[0].gain == pytest.approx(0.1 / 0.022, rel=0.1)
+    kept = Leg(name="cached", samples_per_s=[32 / 0.098 * off for off in (0.99, 1.0, 1.01)])  # prepared as well
+    legs = diagnose(replace(seen, legs=[kept]))
+    assert legs.bound == "data" and not legs.measured.rates.contradicted
+    assert legs.predictions[0].gain == pytest.approx(0.1 / 0.022, rel=0.1)
 
 
 def test_workers_that_are_busy_are_the_limit_whatever_the_training_thread_changes() -> None:

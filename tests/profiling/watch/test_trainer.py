@@ -133,6 +133,44 @@ def test_what_a_loader_does_to_batches_that_are_ready_is_told_from_waiting(tmp_p
     assert "change test_trainer.py:warped" in {name.rpartition(":")[0] for name in trainer.functions}
 
 
+def busily(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def opened(loader: Any) -> Iterator[Any]:
+    """Works on each batch before the loop has it."""
+    for batch in loader:
+        busily(0.02)
+        yield batch
+
+
+def trained_in_a_generator(loader: Any, training: Training) -> Iterator[float]:
+    """The loop itself is one, too."""
+    for batch in loader:
+        training.step(batch)
+        busily(0.02)
+        yield 0.0
+
+
+def test_a_generator_between_loader_and_loop_prepares_batches(tmp_path: Path) -> None:
+    """One that trains is the loop: what it does beside is the script's own Python."""
+    found: dict[str, dict[str, float]] = {}
+    for name in ("prepare", "python"):
+        training, loader = Training(), DataLoader(data(512), batch_size=8)
+        with Profile(resources=False) as seen:
+            if name == "prepare":
+                for batch in opened(loader):
+                    training.step(batch)
+            else:
+                list(trained_in_a_generator(loader, training))
+        (trainer,) = seen.recording.trainers
+        found[name] = trainer.stages
+    assert found["prepare"]["prepare"] > 0.5 * sum(found["prepare"].values())
+    assert found["python"]["python"] > 0.5 * sum(found["python"].values()) and not found["python"].get("prepare")
+
+
 def test_what_torch_s_loader_does_to_take_a_batch_apart_is_waiting(tmp_path: Path) -> None:
     """Rebuilding its tensors, of which no rule says that it is unpickling."""
     capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
