@@ -29,14 +29,14 @@ PIECE_BYTES = 128 << 10
 BLOCK_BYTES = 512
 """Of getrusage's ru_inblock."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-ASKED_AT_ONCE = 16
-"""Names that are looked up at a time."""
+ASKED_AT_ONCE, MOST_ASKED_BYTES = 16, 64 << 20
+"""Names that are looked up at a time; bytes of a file that are asked for ahead."""
 OPEN_FILES = 4096
 """Shards held open at once, at most, and of the descriptors allowed a half; the oldest gives way."""
 
 
 def ask_ahead(paths: Iterable[Path], *, read: bool = False) -> None:
-    """Has threads look the names up and, with `read`, the kernel begin to read the files whole; returns at once. On
+    """Has threads look the names up and, with `read`, the kernel begin to read the files; returns at once. On
     storage that answers late each would cost its latency, one after the other. What is wrong is said by who needs it.
     """
     due: queue.SimpleQueue[Path] = queue.SimpleQueue()
@@ -44,7 +44,7 @@ def ask_ahead(paths: Iterable[Path], *, read: bool = False) -> None:
     def ask() -> None:
         with suppress(queue.Empty):
             while True:
-                with suppress(OSError):
+                with suppress(OSError, ValueError):
                     _begin(due.get_nowait(), read=read)
 
     for number, path in enumerate(paths):
@@ -56,7 +56,7 @@ def ask_ahead(paths: Iterable[Path], *, read: bool = False) -> None:
 
 def _begin(path: Path, *, read: bool) -> None:
     held = Opened(open_regular(path))
-    for start in range(0, os.fstat(held.number).st_size if read else 0, PIECE_BYTES):
+    for start in range(0, min(os.fstat(held.number).st_size, MOST_ASKED_BYTES) if read else 0, PIECE_BYTES):
         os.posix_fadvise(held.number, start, PIECE_BYTES, os.POSIX_FADV_WILLNEED)
 
 

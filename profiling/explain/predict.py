@@ -148,8 +148,9 @@ def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Predic
 def predict(at: Situation, change: Change) -> Prediction:
     """The rate after `change`, its interval, and whether that is worth having."""
     then, now = change.then, at.rate_over_epochs
-    modelled, top, scale = then.rate(), at.ceiling * change.ceiling_times, at.factor ** _carried(at, then)
-    applied = then.rate(scale) if at.of_data else modelled * scale if math.isfinite(modelled) else at.ceiling
+    modelled, top = then.rate(_data_factor(at, then)), at.ceiling * change.ceiling_times
+    scale = at.rate.value / at.now.rate(at.factor) if at.of_data else at.factor ** _carried(at, then)
+    applied = modelled * scale if math.isfinite(modelled) else at.ceiling
     whole = then.over_epochs(min(top, applied))
     most = then.over_epochs(top * (1 + ERRORS_90 * math.hypot(_ceiling_error(at), at.rate.error)))
     errors = _errors(at, change)
@@ -177,15 +178,23 @@ def predict(at: Situation, change: Change) -> Prediction:
 def _ceiling_error(at: Situation) -> float:
     """Half of what the workers' cores would make of it is in doubt."""
     ceiling, crowded = at.measured.rates.ceiling, at.measured.crowded
-    return ceiling.error if ceiling else math.hypot(NO_CEILING_ERROR, 0.5 * crowded / (1.0 - min(crowded, 0.9)))
+    return ceiling.error if ceiling else math.hypot(NO_CEILING_ERROR, 0.5 * crowded / (1.0 - crowded))
 
 
 def _now_error(at: Situation, then: Throughput) -> float:
     """What a gain has of the error of the rate now: where the model is the limit of steps of which the wait is known,
-    that of the rest of them, however the steps differ."""
-    if at.measured.rates.ceiling or then.binding() != "compute":
+    no more than that of the rest of them, however the steps differ."""
+    if at.measured.rates.ceiling or _limit(at, then) != "compute":
         return at.rate.error
-    return at.measured.errors_alone.data / max(0.05, 1.0 - at.measured.trainer.shares.data)
+    return min(at.rate.error, at.measured.errors_alone.data / max(0.05, 1.0 - at.measured.trainer.shares.data))
+
+
+def _data_factor(at: Situation, then: Throughput) -> float:
+    return at.factor ** _carried(at, then) if at.of_data else 1.0
+
+
+def _limit(at: Situation, then: Throughput) -> str:
+    return then.binding(_data_factor(at, then))
 
 
 def _carried(at: Situation, then: Throughput) -> float:
@@ -201,7 +210,7 @@ def _carried(at: Situation, then: Throughput) -> float:
 def _errors(at: Situation, change: Change) -> list[float]:
     """Relative standard errors of the rate after `change`, on a machine that has as much to do beside it as now, but
     for that of the rate now."""
-    then, limit = change.then, change.then.binding()
+    then, limit = change.then, _limit(at, change.then)
     left_out = 0.0 if at.of_data and limit == "compute" else 1.0 - _carried(at, then)
     errors = [change.extra_error, left_out * abs(math.log(at.factor))]
     if not _is_measured(at, change):
@@ -215,7 +224,7 @@ def _errors(at: Situation, change: Change) -> list[float]:
 
 def _is_measured(at: Situation, change: Change) -> bool:
     """Whether it is a factor of the model's speed that was measured: it holds at whatever rate."""
-    return change.measured and {change.then.binding(), at.now.binding()} <= OF_MODEL
+    return change.measured and {_limit(at, change.then), _limit(at, at.now)} <= OF_MODEL
 
 
 def _interval(value: float, errors: Iterable[float], most: float) -> tuple[float, float]:

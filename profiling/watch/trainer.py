@@ -11,14 +11,17 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Protocol
 
 from feedline.profiling.record.journal import Journal
+from feedline.profiling.watch.calls import variable
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.passes import Pass
 from feedline.profiling.watch.rules import (
+    PLUMBING,
     TRAINER,
     WORKER,
     LoopCode,
@@ -128,16 +131,17 @@ class TrainerWatch:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
             elif asking is None and place.stage == "wait" and self._watched.hands_itself:
                 place = Place("wait", self._maker(frames_by_thread) or place.where)
-            elif asking is None and place.stage == "python" and self._is_between(frame):
+            elif asking is None and place.stage in ("python", "forward") and self._is_between(frame):
                 place = Place("prepare", place.where)
             self._main.add(place, seconds, spent)
         if self._main.due:
             self._watched.flush()
 
     def _is_between(self, frame: FrameType) -> bool:
-        """Whether it works in or for a generator that stands between a loader and the loop that trains."""
+        """Whether it works in or for a generator that stands between a loader and the loop that trains, and for no
+        module with weights."""
         for one in frames(frame):
-            if one.f_code in self._loop.steps:
+            if one.f_code in self._loop.steps or has_weights(one):
                 break
             if one.f_code in self._loop.between:
                 return not self._watched.hands_itself
@@ -157,6 +161,15 @@ class TrainerWatch:
             stats.write(self._journal)
         for loader, sums in self._loading.items():
             self._journal.append(f"loading-{self._pid}-{loader}", [sums.take(self.sampler.cpu_s)])
+
+
+def has_weights(frame: FrameType) -> bool:
+    """Whether a module that has some is called there."""
+    if not slashed(frame.f_code.co_filename).endswith(PLUMBING[0]):
+        return False
+    with suppress(Exception):  # it may change meanwhile
+        return next(variable("self", frame, local=True).parameters(), None) is not None
+    return True
 
 
 def own_work(frame: FrameType) -> str | None:

@@ -15,7 +15,7 @@ from feedline.profiling.explain.measure.rates import (
     waited_s,
 )
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
-from feedline.profiling.explain.measure.workers import Workers, measure_workers
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
 from feedline.profiling.record.windows import mean_over, of_lowest_rank
 
@@ -29,6 +29,7 @@ ALL = 0.9  # share of its cores from which a script is said to use all
 ANEW = 0.9  # share of the steps that begin a pass of their own, from which a loop is said to do so
 THREADS = 1.25  # CPU seconds a second, from which a worker has threads of its own
 SPARE = 0.25  # share of their time that workers idle, from which more of them would not help
+MOST_CROWDED = 0.9  # share of a step that it may be said to wait for the workers' cores
 HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
 
 
@@ -111,13 +112,17 @@ class Measured:
     @property
     def crowded(self) -> float:
         """Share of a step that a model on the CPU waits for cores which the script's own workers have: of all that it
-        waits for cores, their part of those that others than its own rank use. 0 where the kernel does not tell."""
+        waits for cores, their part of those that others than its own rank use; no longer than they compute. 0 where
+        the kernel does not tell, too few looks do, or cores are free."""
         now, trainer, machine = self.rates.now, self.trainer, self.machine
-        if now is None or not trainer.delay or not machine.on_cpu or not self.workers.count:
+        full = machine.own + machine.others_cores >= ALL * machine.cores
+        few = trainer.looks * (1.0 - trainer.shares.data) < FEW_LOOKS
+        if now is None or not trainer.delay or few or not (machine.on_cpu and full and self.workers.count):
             return 0.0
-        workers = now.value * (self.workers.cpu_s or 0.0)
-        ranks = now.value * trainer.cpu_s * (1.0 - 1.0 / machine.ranks)
-        return trainer.delay * workers / max(1e-9, workers + ranks + machine.others_cores)
+        cpu_s = self.workers.cpu_s or 0.0
+        workers, ranks = now.value * cpu_s, now.value * trainer.cpu_s * (1.0 - 1.0 / machine.ranks)
+        theirs = trainer.delay * workers / max(1e-9, workers + ranks + machine.others_cores)
+        return min(theirs, MOST_CROWDED, cpu_s / trainer.step_s if trainer.step_s else 0.0)
 
     @property
     def uses_all_cores(self) -> bool:
@@ -278,11 +283,13 @@ class Situation:
 
     @property
     def of_data(self) -> bool:
-        """The ceiling comes of the very steps, not of a leg, and their wait of nothing that the training thread does:
-        then what the model misses of their rate is the data's."""
+        """The ceiling comes of the very steps, not of a leg, the workers have no time to spare, and the wait is for
+        nothing that the training thread does: then what the model misses of their rate is the data's."""
         measured, now = self.measured, self.now
+        spare = measured.workers.stages.get("idle", 1.0) >= SPARE
         own = measured.own_part_limits or measured.unpickling_limits or measured.batches_ready or measured.restart_s
-        return measured.rates.ceiling is None and now.workers > 0 and now.step_s > 0 and not own
+        unmeasured = measured.rates.ceiling is None
+        return unmeasured and now.workers > 0 and now.step_s > 0 and not (spare or own)
 
     @property
     def factor(self) -> float:

@@ -52,8 +52,9 @@ class Throughput:
         if self.workers < 0 or self.ranks < 1 or min(self.step_s, self.worker_s) < 0 or self.cores <= 0:
             raise ValueError(f"costs, workers and cores must not be negative: {self}")
 
-    def limits(self) -> dict[str, float]:
-        """samples/s of all ranks that each resource allows; what costs nothing sets no limit."""
+    def limits(self, data_factor: float = 1.0) -> dict[str, float]:
+        """samples/s of all ranks that each resource allows, all but the model so many times as much; what costs
+        nothing sets no limit."""
         busy_s, lost_s = self.step_s + self.handover_s + self.own_part_s + self.restart_s, 0.0
         limits = {"compute": _per_second(self.ranks, busy_s)}
         if self.workers == 0:
@@ -67,15 +68,14 @@ class Throughput:
         limits["cores"] = _per_second(cores, self.worker_cpu_s + self.trainer_cpu_s + lost_s)
         if self.storage_samples_per_s is not None:
             limits["storage"] = self.storage_samples_per_s
-        return limits
+        return {name: of * (data_factor if name != "compute" else 1.0) for name, of in limits.items()}
 
     def rate(self, data_factor: float = 1.0) -> float:
-        """samples/s of all ranks, with all limits but the model's so many times what they are; infinite when nothing
-        costs anything."""
-        limits = self.limits()
+        """samples/s of all ranks; infinite when nothing costs anything."""
+        limits = self.limits(data_factor)
         if self.workers == 0:  # preparing and computing follow each other: their sum is the limit
             del limits["compute"]
-        return soft_minimum([of * (data_factor if name != "compute" else 1.0) for name, of in limits.items()])
+        return soft_minimum(list(limits.values()))
 
     def data_factor(self, rate: float) -> float:
         """With it `rate(data_factor)` is that rate: the soft minimum solved for all limits but the model's. Where the
@@ -90,9 +90,9 @@ class Throughput:
         """A rate between two batches -> the rate over whole epochs."""
         return over_epochs(rate, self.epoch_start_s, self.epoch_samples)
 
-    def binding(self) -> str:
+    def binding(self, data_factor: float = 1.0) -> str:
         """The name of the lowest limit."""
-        limits = self.limits()
+        limits = self.limits(data_factor)
         return min(limits, key=lambda name: limits[name])
 
 

@@ -71,7 +71,8 @@ def main_thread(at: Situation) -> Iterable[Change]:
     where = f"; most of it in {place}" if place else ""
     own_s = share * at.now.ranks / at.rate.value
     cpu_s = max(0.0, at.now.trainer_cpu_s - own_s)
-    then = replace(at.now, step_s=max(0.0, at.now.step_s - own_s), trainer_cpu_s=cpu_s)
+    left = 1.0 if at.measured.rates.ceiling else 1.0 - at.measured.crowded  # as of the step
+    then = replace(at.now, step_s=max(0.0, at.now.step_s - left * own_s), trainer_cpu_s=cpu_s)
     why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}: {AT_MOST}"
     function = function_of(place or "")
     name = function.rpartition(":")[2]

@@ -100,7 +100,8 @@ def _workers_line(at: Situation, count: int) -> str:
 def _why_workers(at: Situation, then: Throughput) -> str:
     if at.hardly_waits and then.workers < at.now.workers:
         return Vain("nothing shows that the workers take cores which the model needs")
-    if at.hardly_waits:
+    unmeasured = at.measured.rates.ceiling is None and at.measured.trainer.shares.data < HARDLY
+    if at.hardly_waits or (unmeasured and then.workers > at.now.workers):
         return NO_WAIT
     if surely(at, "lock") >= LOCKED:
         locked, who = units.percent(share_of(at, "lock")), "a worker" if at.now.workers else "the training thread"
@@ -185,17 +186,36 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
     part, share, error = at.measured.own_part
     place = busiest(all_ranks(at.recording).functions, part)
     part_s = share * at.now.ranks / at.rate.value
+    if part == "prepare":
+        yield from _by_workers(at, place, part_s, error / share)
     function = place.rpartition(":")[2] if ".py:" in place else place  # of a package: with its module
     does = "draws samples" if part == "draw" else "changes batches that are ready, where workers could,"
     yield Change(
         family="stage", remedy="a cheaper sampler" if part == "draw" else "cheaper work on whole batches",
-        target=place, effort=Effort.CODE, cause=True, at_most=True,
+        target=place, effort=Effort.CODE, cause=part != "prepare", at_most=True,
         then=replace(at.now, own_part_s=max(0.0, at.now.own_part_s - part_s),
                      trainer_cpu_s=max(0.0, at.now.trainer_cpu_s - part_s)),
         ceiling_times=math.inf,
         why=f"the training thread {does} {units.percent(share)} of its time ({place}): {AT_MOST}",
         command=lines_of(at.recording, function), extra_error=error / (1 - min(share, 0.9)),
     )  # fmt: skip
+
+
+def _by_workers(at: Situation, place: str, part_s: float, error: float) -> Iterable[Change]:
+    """What a generator does behind the loader, in its Dataset. `error`: relative, of `part_s`."""
+    now = at.now
+    for count in [now.workers] if now.workers else sorted({1, 2, int(max(1.0, now.cores / now.ranks))}):
+        yield Change(
+            family="dataloader", remedy=f"in the Dataset, by {count_of(count, 'worker')}", target=place,
+            effort=Effort.CODE, cause=True, ceiling_times=math.inf, extra_error=math.hypot(0.1, error),
+            then=replace(now, workers=count, own_part_s=max(0.0, now.own_part_s - part_s), contention={},
+                         trainer_cpu_s=max(0.0, now.trainer_cpu_s - part_s), worker_s=now.worker_s + part_s,
+                         worker_cpu_s=now.worker_cpu_s + part_s),
+            why=f"the training thread makes batches of what its loader hands over ({place}), which workers could do "
+            "for the next ones",
+            command=f"DataLoader(dataset, num_workers={count}, persistent_workers=True)",
+            needs=f"a Dataset whose __getitem__ (or a collate_fn) does what {place} does",
+        )  # fmt: skip
 
 
 def larger_batches(at: Situation) -> Iterable[Change]:

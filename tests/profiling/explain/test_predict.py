@@ -188,15 +188,16 @@ def test_a_generator_of_ones_own_is_put_into_a_dataloader() -> None:
 
 
 def crowded(others: float, delay: float = 0.7) -> Recording:
-    """Two workers on two cores, with a transform that takes nearly all of a sample; the training thread waits a fifth
+    """Two busy workers on two cores, with a transform that takes nearly all of a sample; the loop waits a fifth
     of the time for batches, and of the rest as large a share as `delay` for a core."""
-    stages = {"decode": 0.001, "transform": 0.015}
-    seen = made(wait_s=0.2, compute_s=0.8, workers=2, cores=2, stages=stages, trainer_cpu_s=0.008)
+    stages, cpu = {"decode": 0.001, "transform": 0.058}, {"decode": 0.001, "transform": 0.015}
+    seen = made(wait_s=0.2, compute_s=0.8, workers=2, cores=2, stages=stages, stages_cpu=cpu, trainer_cpu_s=0.008)
+    lacking = [replace(one, stages_delay_s={"transform": 0.043 * one.samples}) for one in seen.workers]
     waits = {"forward": delay * seen.trainers[0].stages["forward"]}
     times = [float(second) for second in range(int(seen.seconds) + 2)]
     busy = Series(name="cpu_cores", unit="cores", scope="host", source="/proc/stat", t_s=times,
                   values=[32 * 0.024 + others] * len(times))  # fmt: skip
-    seen = replace(seen, series=[busy], trainers=[replace(seen.trainers[0], stages_delay_s=waits)])
+    seen = replace(seen, series=[busy], workers=lacking, trainers=[replace(seen.trainers[0], stages_delay_s=waits)])
     return with_workers(seen, transforms={"Slow": 1.0}, functions={"transform data.py:Slow.__call__": 1.0})
 
 
