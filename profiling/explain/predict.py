@@ -15,7 +15,7 @@ own upper end.
 What helps gains something at the lower end of its interval. Families (workers, shards, …) stand in the order of what
 they gain for sure, less what they ask for (`WORTH`); before them stands what mends the very cause, and what is a
 setting and all but reaches the ceiling; before a cause of which only the most it can give is known, a setting that
-surely gains. Within a family the best is the first.
+gains a fifth. Within a family the best is the first.
 """
 
 import math
@@ -51,7 +51,7 @@ LESS_ALIKE = 0.95  # the same for what changes the training
 OF_MODEL = frozenset({"compute", "cores", "trainer prepares"})
 """Limits that a faster model moves, with nothing assumed of workers or storage."""
 REACHED = 0.9  # share of the ceiling from which nothing more is to be looked for
-SURELY = 1.2  # a gain that is not in doubt
+NOTED = 1.2  # a gain for which a setting is tried first
 TIE = 0.03  # gains that differ by less are the same
 
 
@@ -88,7 +88,7 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
     shown = {one.family: (change, one) for change, one in reversed(best)}  # the best of each
     order = sorted(shown, key=lambda family: _among(at, *shown[family]))
     if order and shown[order[0]][1].at_most:
-        order.sort(key=lambda family: not _sure_setting(*shown[family]))
+        order.sort(key=lambda family: not _good_setting(*shown[family]))
     helping = sorted((one for _, one in best), key=lambda one: order.index(one.family))
     others = sorted((pair for pair in found if not pair[1].helps), key=lambda pair: _unsure(at, *pair))
     return helping + [one for _, one in others]
@@ -114,9 +114,9 @@ def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, int, f
     return not leads, one.effort if leads else 0, -one.gain_low * worth
 
 
-def _sure_setting(change: Change, one: Prediction) -> bool:
+def _good_setting(change: Change, one: Prediction) -> bool:
     """Of the data: it comes before a change of code of which only the most it can give is known."""
-    return one.effort == Effort.SETTING and one.gain_low >= SURELY and math.isfinite(change.ceiling_times)
+    return one.effort == Effort.SETTING and one.gain >= NOTED and math.isfinite(change.ceiling_times)
 
 
 class Cold(NamedTuple):
@@ -182,10 +182,13 @@ def _ceiling_error(at: Situation) -> float:
 
 
 def _now_error(at: Situation, then: Throughput) -> float:
-    """What a gain has of the error of the rate now: where the model is the limit of steps of which the wait is known,
-    no more than that of the rest of them, however the steps differ."""
-    if at.measured.rates.ceiling or _limit(at, then) != "compute":
+    """What a gain has of the error of the rate now, with no leg's ceiling beside it. Where the model is the limit of
+    steps of which the wait is known, no more than that of the rest of them, however the steps differ; where the same
+    resource stays the limit, nothing."""
+    if at.measured.rates.ceiling:
         return at.rate.error
+    if _limit(at, then) != "compute":
+        return at.rate.error * min(1.0, 2.0 * (1.0 - _carried(at, then)))
     return min(at.rate.error, at.measured.errors_alone.data / max(0.05, 1.0 - at.measured.trainer.shares.data))
 
 
