@@ -63,14 +63,14 @@ def called(frame: FrameType) -> str | None:
     return found
 
 
-def trains_nothing(frame: FrameType) -> bool:
-    """Whether tensors are known in the expression at which a frame works, and none takes part in a gradient."""
+def takes_gradient(frame: FrameType) -> bool | None:
+    """Whether a tensor in the expression at which a frame works takes part in a gradient; None: none is known."""
     place, tensor = _place(frame.f_code, frame.f_lasti), getattr(sys.modules.get("torch"), "Tensor", None)
     if place is None or tensor is None:
-        return False
+        return None
     found = [_value(one, frame) for one in ast.walk(place) if isinstance(one, ast.Name | ast.Attribute)]
     tensors = [value for value in found if isinstance(value, tensor)]
-    return bool(tensors) and not any(value.requires_grad for value in tensors)
+    return any(value.requires_grad for value in tensors) if tensors else None
 
 
 def _is_local(node: ast.AST, code: CodeType) -> bool:

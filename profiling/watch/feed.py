@@ -140,9 +140,9 @@ class Feed:
             return (self._again or original)()
         if passed.done:
             passed = self._pass = capture.go_on(passed)
-        capture.ask(passed)
         if passed.batches < DRAWS_SEEN and capture.watch is not None:
             capture.watch.see_draw(sys._getframe(1))
+        capture.ask(passed)
         trains = passed.loader in capture.loop.trained
         if director is not None and passed.trained and not self._holds:
             self._holds = True

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from feedline.profiling.watch.calls import UNKNOWN, called, source_line, trains_nothing, variable
+from feedline.profiling.watch.calls import UNKNOWN, called, source_line, takes_gradient, variable
 from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 
 DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
@@ -253,7 +253,7 @@ def _of_frame(frame: FrameType, call: str | None) -> str | None:
 def _is_no_model(frame: FrameType) -> bool:
     """Whether something else than torch itself asks for tensors there of which none takes part in a gradient."""
     file = slashed(frame.f_code.co_filename)
-    return not (is_library(file) and "/torch/" in file) and not generated(frame) and trains_nothing(frame)
+    return not (is_library(file) and "/torch/" in file) and not generated(frame) and takes_gradient(frame) is False
 
 
 def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:

@@ -12,14 +12,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from types import FrameType
 from typing import Any, Protocol
 
 from feedline.profiling.record.journal import Journal
-from feedline.profiling.watch.calls import variable
+from feedline.profiling.watch.calls import takes_gradient, variable
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.loader_stats import LoaderStats
-from feedline.profiling.watch.passes import Pass
+from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.rules import (
     PLUMBING,
     TRAINER,
@@ -50,6 +51,7 @@ class WatchedLoop(Protocol):
 
     asking: Pass | None
     """The pass that the loop waits for."""
+    loop: Loop
     ours: Counter[int]
     """By thread, above 0 while it makes and asks iterators for us."""
 
@@ -77,7 +79,7 @@ class TrainerWatch:
         self._main = TimeSums()
         self._loading: dict[int, TimeSums] = {}
         """By loader: what a loader without workers did in this thread."""
-        self._steps_seen = 0
+        self._steps_seen, self._trains = 0, False
         self._asked: Pass | None = None
         """The pass that the loop has asked last."""
         self._pin_thread = HelperThread(lambda: self._asked.pin_thread if self._asked is not None else None)
@@ -91,18 +93,22 @@ class TrainerWatch:
         self._evidence = ThreadEvidence(threading.get_native_id())
 
     def see_step(self, frame: FrameType | None) -> None:
-        """An optimiser steps; `frame` is of whoever asked it to. Looked at a few times only: loops seldom change."""
+        """An optimiser steps; `frame` is of whoever asked it to. Looked at a few times a pass only."""
+        self._trains = True
         if self._steps_seen < STEPS_SEEN:
             self._steps_seen += 1
             self._loop.steps.update(one.f_code for one in frames(frame) if not is_ours(one.f_code.co_filename))
 
     def see_draw(self, frame: FrameType) -> None:
         """A loader is asked; `frame` is of whoever does, perhaps for a loop further out."""
-        codes = [one.f_code for one in frames(frame) if not is_ours(one.f_code.co_filename)]
-        self._loop.between.update(code for code in codes if yields_batches(code))
+        for code in (one.f_code for one in frames(frame) if not is_ours(one.f_code.co_filename)):
+            yields = yields_batches(code) or code.co_name == "<genexpr>"
+            if yields and TRAINER.stage_of(code, code.co_firstlineno) != "logging":
+                self._loop.between.add(code)
 
     def see_loader(self, loader: Any, number: int, rank: int) -> None:
         """A pass begins."""
+        self._steps_seen = 0
         if number not in self._stats and hasattr(loader, "worker_pids") and callable(getattr(loader, "stats", None)):
             self._stats[number] = LoaderStats(loader, number, rank)
 
@@ -120,7 +126,7 @@ class TrainerWatch:
         else:
             loop = self._loop if self._watched.hands_itself else None
             place = part(frame, on_device=self._on_device(), loop=loop, blocked=blocked(), held=held,
-                         trains=self._steps_seen > 0)  # fmt: skip
+                         trains=self._trains)  # fmt: skip
             if self._watched.ours[self.thread] and asking is None:  # a pass begins: its workers start
                 place = Place("wait", place.where)
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
@@ -131,20 +137,24 @@ class TrainerWatch:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
             elif asking is None and place.stage == "wait" and self._watched.hands_itself:
                 place = Place("wait", self._maker(frames_by_thread) or place.where)
-            elif asking is None and place.stage in ("python", "forward") and self._is_between(frame):
+            elif asking is None and place.stage in ("python", "forward") and self._prepares(frame, place.stage):
                 place = Place("prepare", place.where)
             self._main.add(place, seconds, spent)
         if self._main.due:
             self._watched.flush()
 
-    def _is_between(self, frame: FrameType) -> bool:
-        """Whether it works in or for a generator that stands between a loader and the loop that trains, and for no
-        module with weights."""
-        for one in frames(frame):
-            if one.f_code in self._loop.steps or has_weights(one):
+    def _prepares(self, frame: FrameType, stage: str) -> bool:
+        """Whether it works in or for a generator that stands between a loader and the loop, on a batch that the loop
+        has not trained on yet, and is no model (`stage` forward)."""
+        row, loop = self._watched.loop.row, self._loop
+        if not loop.steps or row is None or row.trained or self._watched.hands_itself:
+            return False
+        for depth, one in enumerate(frames(frame)):
+            if one.f_code in loop.steps:
                 break
-            if one.f_code in self._loop.between:
-                return not self._watched.hands_itself
+            if one.f_code in loop.between:
+                within = islice(frames(frame), depth)
+                return stage != "forward" or not (takes_gradient(frame) or any(map(has_weights, within)))
         return False
 
     def _maker(self, frames_by_thread: dict[int, FrameType]) -> str | None:
@@ -164,11 +174,17 @@ class TrainerWatch:
 
 
 def has_weights(frame: FrameType) -> bool:
-    """Whether a module that has some is called there."""
+    """Whether a module that has some is called there. Nothing of the module's own is asked."""
     if not slashed(frame.f_code.co_filename).endswith(PLUMBING[0]):
         return False
-    with suppress(Exception):  # it may change meanwhile
-        return next(variable("self", frame, local=True).parameters(), None) is not None
+    due = [variable("self", frame, local=True)]
+    with suppress(RuntimeError, LookupError, TypeError):  # it changes meanwhile; it is none
+        while due:
+            held = vars(due.pop())
+            if any(one is not None for one in held["_parameters"].values()):
+                return True
+            due += [one for one in held["_modules"].values() if one is not None]
+        return False
     return True
 
 

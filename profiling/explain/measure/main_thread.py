@@ -73,6 +73,7 @@ class Trainer:
     unpickle_share: float  # of the loop's time
     unpickle_error: float  # absolute standard error of it
     prepare_share: float  # of the loop's time, in generators between its loader and itself: part of data
+    prepare_error: float  # absolute standard error of it
     delay: float | None  # share of the main thread's time beside data that it had no core; None: not told
     cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
     faults_per_step: float
@@ -93,6 +94,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     sampled = loader is not None and (loader.background or loader.unwatched)
     shares, errors = _shares(recording, steps, ranks_s, sampled=sampled)
     all_waited_s = shares.data * ranks_s
+    prepare_share, prepare_error = _prepared(recording, steps, ranks_s) if ranks_s and not sampled else (0.0, 0.0)
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s and (looks >= FEW_LOOKS or not sampled) else None
     unpickle_share, unpickle_alone = _unpickling(recording)
     copies = [step.copy_s for step in steps if step.copy_s is not None]
@@ -117,7 +119,8 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
         unpickle_s=unpickle_alone * ranks_s / samples,
         unpickle_share=min(wait_fraction or 0.0, unpickle_share),
         unpickle_error=looked(recording, ("unpickle",))[1],
-        prepare_share=min(shares.data, looked(recording, ("prepare",))[0]),
+        prepare_share=min(shares.data, prepare_share),
+        prepare_error=prepare_error,
         delay=_delay(recording),
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
         faults_per_step=faults_per_step,
@@ -178,17 +181,16 @@ def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, samp
     )
     (own, own_error), (other, other_error) = looked(recording, OWN), looked(recording, ("other",))
     data, data_error = seen, seen_error = looked(recording, DATA)
-    starves = any(step.starved_s is not None for step in steps)
-    dry = sum(step.idle_s or 0.0 for step in steps) / ranks_s  # beside the wait
+    between, between_error = _prepared(recording, steps, ranks_s)
     if not sampled:
+        data = min(1.0, sum(map(waited_s, steps)) / ranks_s + between)
         waits_error = share_error([sum(map(waited_s, block)) for block in blocks], whole_s)
-        between, between_error = looked(recording, ("prepare",))
-        data = min(1.0, sum(map(waited_s, steps)) / ranks_s + (min(between, dry) if starves else between))
-        data_error = math.hypot(waits_error, between_error if between else 0.0)
+        data_error = math.hypot(waits_error, between_error)
     if all_ranks(recording).ticks < FEW_LOOKS:
         own, other = 0.0, 1.0
     copy = min(1.0 - data, copy)
-    if starves:  # Python is hidden while the device has queued work; it counts as far as the device ran dry
+    if _starves(steps):  # Python is hidden while the device has queued work; it counts as far as the device ran dry
+        dry = _dry(steps, ranks_s) - between
         own = min(own, dry)
         other = min(other, dry - own)
     elif not sampled:  # batches made where the loader's clock does not run
@@ -199,6 +201,23 @@ def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, samp
     known = [math.hypot(LEAST_ERROR, error) for error in (data_error, copy_error, own_error, other_error)]
     errors = Shares(data=known[0], copy=known[1], trainer=known[2], other=known[3], compute=math.hypot(*known))
     return Shares(data=data, copy=copy, trainer=trainer, compute=compute, other=other), errors
+
+
+def _prepared(recording: Recording, steps: Sequence[Step], ranks_s: float) -> tuple[float, float]:
+    """What generators between a loader and the loop take of the time, hidden as Python is; and its error."""
+    share, error = looked(recording, ("prepare",))
+    share = min(share, _dry(steps, ranks_s)) if _starves(steps) else share
+    return (share, error) if share else (0.0, 0.0)
+
+
+def _starves(steps: Sequence[Step]) -> bool:
+    """Whether it was seen when the device had nothing to do."""
+    return any(step.starved_s is not None for step in steps)
+
+
+def _dry(steps: Sequence[Step], ranks_s: float) -> float:
+    """The share of the time in which the device ran dry beside the wait."""
+    return sum(step.idle_s or 0.0 for step in steps) / ranks_s
 
 
 def looked(recording: Recording, parts: Sequence[str]) -> tuple[float, float]:

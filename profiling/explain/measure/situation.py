@@ -111,18 +111,19 @@ class Measured:
 
     @property
     def crowded(self) -> float:
-        """Share of a step that a model on the CPU waits for cores which the script's own workers have: of all that it
-        waits for cores, their part of those that others than its own rank use; no longer than they compute. 0 where
-        the kernel does not tell, too few looks do, or cores are free."""
-        now, trainer, machine = self.rates.now, self.trainer, self.machine
+        """Share of a step that a model on the CPU waits for cores which the script's own workers have. Where n threads
+        want one of C cores, a fair scheduler gives each C / n of one: n is C / (1 - delay), and without the workers
+        less by those of them that want one. No longer than they compute. 0 where the kernel does not tell, too few
+        looks do, or cores are free."""
+        now, trainer, machine, workers = self.rates.now, self.trainer, self.machine, self.workers
         full = machine.own + machine.others_cores >= ALL * machine.cores
         few = trainer.looks * (1.0 - trainer.shares.data) < FEW_LOOKS
-        if now is None or not trainer.delay or few or not (machine.on_cpu and full and self.workers.count):
+        if now is None or not trainer.delay or few or not (machine.on_cpu and full and workers.count):
             return 0.0
-        cpu_s = self.workers.cpu_s or 0.0
-        workers, ranks = now.value * cpu_s, now.value * trainer.cpu_s * (1.0 - 1.0 / machine.ranks)
-        theirs = trainer.delay * workers / max(1e-9, workers + ranks + machine.others_cores)
-        return min(theirs, MOST_CROWDED, cpu_s / trainer.step_s if trainer.step_s else 0.0)
+        cpu_s = workers.cpu_s or 0.0
+        want_cores = now.value * cpu_s + (workers.delay or 0.0) * workers.busy * machine.ranks * workers.count
+        theirs = want_cores * (1.0 - trainer.delay) / machine.cores
+        return min(theirs, trainer.delay, MOST_CROWDED, cpu_s / trainer.step_s if trainer.step_s else 0.0)
 
     @property
     def uses_all_cores(self) -> bool:
@@ -136,8 +137,10 @@ class Measured:
         """What the training thread does of its batches that workers make: draw the samples, or change what they have
         made, in the loader (`change`) or between that and the loop (`prepare`). The largest, its share of the time
         and the error of that."""
-        parts = ("draw", "change", "prepare") if self.workers.count else ("prepare",)
-        return max(((part, *looked(self.recording, (part,))) for part in parts), key=lambda one: one[1])
+        parts = ("draw", "change") if self.workers.count else ()
+        seen = [(part, *looked(self.recording, (part,))) for part in parts]
+        prepares = ("prepare", self.trainer.prepare_share, self.trainer.prepare_error)
+        return max([*seen, prepares], key=lambda one: one[1])
 
     @property
     def own_part_limits(self) -> bool:
@@ -353,13 +356,20 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         return None
     ranks, count = machine.ranks, preparing.count
     step_s = ranks / rates.ceiling.value if rates.ceiling else trainer.step_s * (1.0 - measured.crowded)
+    own_part_s = measured.own_part_share * ranks / rates.now.value
+    prepare_s = own_part_s
+    if measured.own_part[0] != "prepare":
+        prepare_s = trainer.prepare_share * ranks / rates.now.value
+        own_part_s += prepare_s
+    if rates.ceiling:  # by a leg, whose batches are prepared as well
+        step_s = max(0.0, step_s - prepare_s)
     # Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all.
     worker_s = preparing.even_s * preparing.slow.factor if preparing.slow else preparing.alone_s
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
-        worker_s = max(0.0, ranks / rates.now.value - trainer.step_s)
+        worker_s = max(0.0, ranks / rates.now.value - trainer.step_s - prepare_s)
     unlooked = count and not preparing.each and not preparing.alone_s
     if unlooked and trainer.shares.data >= DATA_BOUND:  # they are what the loop waits for
-        worker_s = ranks * count / rates.now.value
+        worker_s = count * max(0.0, ranks / rates.now.value - prepare_s)
     worker_cpu_s = preparing.cpu_s or 0.0
     if worker_cpu_s < THREADS * worker_s:  # more is that of a worker's threads; a little more is noise
         worker_cpu_s = min(worker_cpu_s, worker_s)
@@ -369,9 +379,6 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     k = {n: rate.value * worker_s / (ranks * n) for n, rate in rates.loader_only.items() if n > 0}
     locked = preparing.stage_alone_s.get("lock", 0.0) / preparing.alone_s if preparing.alone_s else 0.0
     most_k = 1.2 / max(0.05, 1.0 - locked)  # fewer workers wait less for the others' lock
-    own_part_s = measured.own_part_share * ranks / rates.now.value
-    if rates.ceiling and measured.own_part[0] == "prepare":  # by a leg, whose batches are prepared as well
-        step_s = max(0.0, step_s - own_part_s)
     # Batches that a leg replays were changed before.
     replayed = measured.own_part[0] == "change" and measured.recording.leg("cached").trainer_cpu_s_per_sample
     now = Throughput(
@@ -379,10 +386,10 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         step_s=step_s,
         worker_s=worker_s,
         worker_cpu_s=worker_cpu_s,
-        trainer_cpu_s=trainer.cpu_s + (own_part_s if replayed else 0.0),
+        trainer_cpu_s=trainer.cpu_s + (own_part_s - prepare_s if replayed else 0.0),
         handover_s=trainer.unpickle_s,
         own_part_s=own_part_s,
-        restart_s=max(0.0, measured.restart_s - own_part_s),  # all waiting
+        restart_s=max(0.0, measured.restart_s - (own_part_s - prepare_s)),  # all waiting
         cores=machine.cores,
         others=machine.others_cores,
         ranks=ranks,

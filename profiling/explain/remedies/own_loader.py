@@ -186,13 +186,13 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
     part, share, error = at.measured.own_part
     place = busiest(all_ranks(at.recording).functions, part)
     part_s = share * at.now.ranks / at.rate.value
-    if part == "prepare":
-        yield from _by_workers(at, place, part_s, error / share)
+    if part == "prepare" and at.measured.machine.on_cpu:  # launching work on a device says nothing of workers
+        yield from _by_workers(at, place, share, error)
     function = place.rpartition(":")[2] if ".py:" in place else place  # of a package: with its module
     does = "draws samples" if part == "draw" else "changes batches that are ready, where workers could,"
     yield Change(
         family="stage", remedy="a cheaper sampler" if part == "draw" else "cheaper work on whole batches",
-        target=place, effort=Effort.CODE, cause=part != "prepare", at_most=True,
+        target=place, effort=Effort.CODE, cause=part != "prepare" or not at.measured.machine.on_cpu, at_most=True,
         then=replace(at.now, own_part_s=max(0.0, at.now.own_part_s - part_s),
                      trainer_cpu_s=max(0.0, at.now.trainer_cpu_s - part_s)),
         ceiling_times=math.inf,
@@ -201,16 +201,22 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
     )  # fmt: skip
 
 
-def _by_workers(at: Situation, place: str, part_s: float, error: float) -> Iterable[Change]:
-    """What a generator does behind the loader, in its Dataset. `error`: relative, of `part_s`."""
-    now = at.now
+def _by_workers(at: Situation, place: str, share: float, error: float) -> Iterable[Change]:
+    """What a generator does behind the loader, so much of the time, in its Dataset. There torch has one thread."""
+    now, threads = at.now, max(1.0, at.measured.trainer.cpu_s * at.rate.value / at.now.ranks)
+
+    def then(count: int, share: float) -> Throughput:
+        part_s = min(now.own_part_s, share * now.ranks / at.rate.value)
+        worker_s, worker_cpu_s = now.worker_s + threads * part_s, now.worker_cpu_s + threads * part_s
+        trainer_cpu_s = max(0.0, now.trainer_cpu_s - threads * part_s)
+        return replace(now, workers=count, own_part_s=now.own_part_s - part_s, worker_s=worker_s,
+                       worker_cpu_s=worker_cpu_s, trainer_cpu_s=trainer_cpu_s)  # fmt: skip
+
     for count in [now.workers] if now.workers else sorted({1, 2, int(max(1.0, now.cores / now.ranks))}):
         yield Change(
             family="dataloader", remedy=f"in the Dataset, by {count_of(count, 'worker')}", target=place,
-            effort=Effort.CODE, cause=True, ceiling_times=math.inf, extra_error=math.hypot(0.1, error),
-            then=replace(now, workers=count, own_part_s=max(0.0, now.own_part_s - part_s), contention={},
-                         trainer_cpu_s=max(0.0, now.trainer_cpu_s - part_s), worker_s=now.worker_s + part_s,
-                         worker_cpu_s=now.worker_cpu_s + part_s),
+            effort=Effort.CODE, cause=True, ceiling_times=math.inf, then=then(count, share),
+            extra_error=math.hypot(0.1, error_between(then(count, share - error), then(count, share + error))),
             why=f"the training thread makes batches of what its loader hands over ({place}), which workers could do "
             "for the next ones",
             command=f"DataLoader(dataset, num_workers={count}, persistent_workers=True)",
