@@ -5,9 +5,7 @@ and, where it matters, a function, or a C function of theirs that a script calls
 not guessed at, neither by its text nor by its names: what it does is told by what it calls, by what its thread is
 blocked in (`evidence`), and by who called it. PIL decodes lazily, so `ImageFile.load` is where decoding happens,
 whoever called it; a transform that triggers it is not blamed. Standard-library frames that no rule knows are charged
-to whoever called them.
-
-Cost: one dictionary look-up per frame once a place has been seen.
+to whoever called them. Cost: one dictionary look-up per frame once a place has been seen.
 """
 
 import os

@@ -111,10 +111,10 @@ class Measured:
 
     @property
     def crowded(self) -> float:
-        """Share of a step that a model on the CPU waits for cores which the script's own workers have. Where n threads
-        want one of C cores, a fair scheduler gives each C / n of one: n is C / (1 - delay), and without the workers
-        less by those of them that want one. No longer than they compute. 0 where the kernel does not tell, too few
-        looks do, or cores are free."""
+        """Share of a step that a model on the CPU waits for cores which the script's own workers have. Where n
+        threads want one of C cores, a fair scheduler gives each C / n of one: n is C / (1 - delay), and without the
+        workers less by those of them that want one. No longer than they compute. 0 where the kernel does not tell,
+        too few looks do, or cores are free."""
         now, trainer, machine, workers = self.rates.now, self.trainer, self.machine, self.workers
         full = machine.own + machine.others_cores >= ALL * machine.cores
         few = trainer.looks * (1.0 - trainer.shares.data) < FEW_LOOKS
