@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from feedline.profiling.explain.measure.cores import Machine, measure_machine
 from feedline.profiling.explain.measure.from_storage import Storage, measure_storage
 from feedline.profiling.explain.measure.main_thread import Shares, Trainer, looked, measure_trainer
 from feedline.profiling.explain.measure.rates import (
@@ -17,37 +18,17 @@ from feedline.profiling.explain.measure.rates import (
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
-from feedline.profiling.record.windows import mean_over, of_lowest_rank
 
 FILLS = 0.8  # a model that uses this share of the cores while it computes is taken to use all
 DATA_BOUND = 0.10  # a loop that waits for data this share of its time is bound by it …
 COPY_BOUND, TRAINER_BOUND = 0.15, 0.25  # … and by its copies, or by its own Python, from these shares on
 HARDLY = 0.03  # a share of waiting below this is noise
-NOTABLE = 0.2  # share of its cores from which what other programs take counts …
-FULL = 0.85  # … on a machine of which this share is busy
 ALL = 0.9  # share of its cores from which a script is said to use all
 ANEW = 0.9  # share of the steps that begin a pass of their own, from which a loop is said to do so
 THREADS = 1.25  # CPU seconds a second, from which a worker has threads of its own
 SPARE = 0.25  # share of their time that workers idle, from which more of them would not help
 MOST_CROWDED = 0.9  # share of a step that it may be said to wait for the workers' cores
 HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    cores: float  # usable by all ranks and their workers together
-    own: float  # of them, those that ranks and workers use
-    ranks: int
-    on_cpu: bool  # the model computes on the same cores as the workers
-    others_busy: float  # cores that other programs used while the steps ran; 0 where nobody counted
-    others_cores: float  # those that they took from the script: a fifth or more of its own, where none was free
-    throttled: float  # share of the time in which a quota kept the script from running; 0 where nobody counted
-
-    @property
-    def others_error(self) -> float:
-        """Relative error of a rate that lacks these cores: half of their share, so that the 95 % interval reaches
-        from none of it to all."""
-        return 0.5 * self.others_cores / self.cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +165,7 @@ def measure(recording: Recording) -> Measured:
     rates = measure_rates(recording, steps)
     workers, trainer = measure_workers(recording), measure_trainer(recording, steps)
     restart_s = _restart_s(workers, rates, steps)
-    machine = _machine(recording, steps, rates.now.value if rates.now else 0.0, anew=restart_s > 0)
+    machine = measure_machine(recording, steps, rates.now.value if rates.now else 0.0, anew=restart_s > 0)
     waits = trainer.shares.data - trainer.prepare_share  # a leg's kept batches are prepared as the loader's are
     rates, trainer = believed(rates, waits, trainer.errors.data), _with_starts(trainer, rates)
     if workers.count and workers.stages and workers.delay is None:
@@ -239,35 +220,6 @@ def _beside_others(trainer: Trainer, workers: Workers, machine: Machine) -> Shar
         wait = max(0.0, workers.busy * core - step) + idle if workers.count else data * core
         taken["data"] = abs(data - (wait / (wait + step) if wait + step else 0.0)) / 2
     return Shares(**{name: math.hypot(error, taken[name]) for name, error in errors.items()})
-
-
-def _machine(recording: Recording, steps: Sequence[Step], samples_per_s: float, *, anew: bool) -> Machine:
-    """Others' cores are those busy on the whole machine less those that the script's own processes used: by their
-    clocks where these were read, else by the sampler, whichever says more, so that a worker that lived shortly is not
-    mistaken for another program; those that live for one batch (`anew`) are counted when they have ended. Cores that
-    the host gave to other guests are others', too."""
-    cores, costs = float(recording.host.get("affinity") or recording.host.get("cores") or 1), recording.costs
-    windows, sampled = of_lowest_rank(steps), 0.0
-    of_host = {
-        series.name: mean_over(series, windows) or 0.0 for series in recording.series if series.scope == "host"
-    }
-    own = ("cpu_cores", "ended_children_cores") if anew else ("cpu_cores",)
-    for series in (series for series in recording.series if series.name in own):
-        sampled += 0.0 if series.scope == "host" else mean_over(series, windows) or 0.0
-    host = of_host.get("cpu_cores", 0.0) + of_host.get("steal_cores", 0.0)
-    own_cores = max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
-    all_cores = float(recording.host.get("cores") or cores)
-    others, full = max(0.0, host - own_cores), host >= FULL * all_cores
-    taken = min(others, cores if cores >= all_cores else max(0.0, cores - own_cores))  # of those that it may use
-    return Machine(
-        cores=cores,
-        own=own_cores,
-        ranks=max(1, recording.compute.world_size),
-        on_cpu=recording.compute.device == "cpu",
-        others_busy=others,
-        others_cores=taken if full and taken >= NOTABLE * cores else 0.0,
-        throttled=min(1.0, of_host.get("cgroup_throttled", 0.0) / cores),  # added up over the cores
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
