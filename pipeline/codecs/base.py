@@ -44,7 +44,7 @@ class Codec:
     """Its members are JPEGs (in `keep`: those that were), which `crop_jpeg` cuts and a device decodes."""
     lossy: bool
     has_quality: bool
-    """`quality` and `subsampling` apply."""
+    """`quality` applies."""
     even_sides: bool = False
     """It takes pictures of even width and height only."""
     estimate_bytes: Callable[[float, int, float], float]

@@ -24,7 +24,7 @@ from typing import Any
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record.measurements import GPU_MEANS, Gpu
 
-# A new metric is one row in one of these two tables, and a field of `Gpu`.
+# A new metric is one row in one of these two tables, a field of `Gpu`, and its words in `render/report_time.py`.
 GPM_METRICS: dict[int, tuple[str, str, float]] = {
     2: ("sm_active", "fraction", 0.01),
     3: ("sm_occupancy", "fraction", 0.01),

@@ -10,6 +10,7 @@ from typing import Literal
 
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.workers import Workers
+from feedline.profiling.record.loader_kinds import LoaderKind, loader_kind
 from feedline.profiling.record.measurements import Reads
 from feedline.profiling.record.recording import LoaderSeen, Recording
 
@@ -19,14 +20,12 @@ FROM_DISK, FROM_MEMORY = 0.5, 0.1
 NOTABLE = 0.1  # share of the workers' busy time from which being blocked in reads counts
 MOSTLY = 0.5  # share of the time in reads that must be blocked for storage to be what they wait for
 ALIKE = 2.5  # times that reads tried afterwards may differ from those of the run, and still be of the same storage
-READ_AHEAD = ("feedline",)  # kinds of loaders whose workers need not wait for each read by itself
-IN_SEQUENCE = ("webdataset",)  # and that read tars from their beginning to their end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
     readers: int  # workers of all ranks; 1 where the training thread reads
-    kind: str  # of the loader
+    kind: LoaderKind  # of the loader
     leads: bool  # reading takes the workers longest
     blocked_s: float  # that a sample's reads keep a worker waiting
     read_s: float  # that they take altogether
@@ -36,6 +35,11 @@ class Storage:
     device: float | None  # of these, the share that disks of this machine delivered; None: not counted
     calls: float | None  # reads of a sample
     gives: Reads | None  # what the storage gave to reads alone, where that was told
+
+    @property
+    def how(self) -> str:
+        """The workers read: alone, ahead or in sequence (`LoaderKind.reads`)."""
+        return self.kind.reads
 
     @property
     def source(self) -> Source | None:
@@ -56,7 +60,7 @@ class Storage:
     @property
     def reads(self) -> Reads | None:
         """`gives`, where it fits to what this run's reads took."""
-        fits = self.source != "storage" or self.kind in READ_AHEAD or self.one_by_one
+        fits = self.source != "storage" or self.how == "ahead" or self.one_by_one
         return self.gives if fits else None
 
     @property
@@ -89,7 +93,7 @@ class Storage:
         """That a sample's reads would keep each reader waiting where nothing is in memory. None too for long files
         that are read in an order which nobody knows."""
         long = self.gives is not None and self.gives.sequential_bytes_per_s is not None
-        return None if long and self.kind not in (*READ_AHEAD, *IN_SEQUENCE) else self._waits_s(self.readers)
+        return None if long and self.how == "alone" else self._waits_s(self.readers)
 
     def blocked_with(self, readers: int) -> float:
         """`blocked_s` with more readers, none of whom waits less for it; as it is where nothing tells."""
@@ -102,12 +106,12 @@ class Storage:
 
     def _is_far_below_cold(self, waited_s: float) -> bool:
         """Of readers who wait for each read by themselves."""
-        return self.kind not in (*READ_AHEAD, *IN_SEQUENCE) and waited_s < (self.cold_s or 0.0) / ALIKE
+        return self.how == "alone" and waited_s < (self.cold_s or 0.0) / ALIKE
 
     def _waits_s(self, at_once: float) -> float | None:
         """For the reads of a sample, with so many at once, by what the storage gave to nothing else."""
         gives, at_once = self.gives, max(1.0, at_once)
-        if gives is None or self.kind not in IN_SEQUENCE:
+        if gives is None or self.how != "in sequence":
             return gives and gives.read_s(at_once)
         rate = gives.sequential_bytes_per_s  # the readers share it
         return rate and at_once * gives.piece_bytes / rate
@@ -121,7 +125,7 @@ def measure_storage(recording: Recording, workers: Workers, loader: LoaderSeen |
     whole = max(asked or 0.0, from_disk or 0.0)  # pages of mapped files are not asked for
     return Storage(
         readers=max(1, workers.count) * max(1, recording.compute.world_size),
-        kind=loader.kind if loader else "",
+        kind=loader_kind(loader.kind if loader else ""),
         leads=workers.top == "read",
         blocked_s=blocked_s,
         read_s=read_s,

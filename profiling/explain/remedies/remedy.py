@@ -16,6 +16,7 @@ from typing import Any
 
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
+from feedline.profiling.record.loader_kinds import loader_kind
 from feedline.profiling.record.recording import LoaderSeen, Recording, Trial
 
 
@@ -75,17 +76,6 @@ class Change(Offer):
 
 
 Remedy = Callable[[Situation], Iterable[Change]]
-LINES = {
-    "webdataset": "wds.WebLoader(dataset, batch_size=None, {})",
-    "feedline": "Loader(…, {})",
-}
-"""By kind of loader; of others it is torch's."""
-NODES = {
-    "num_workers": "ParallelMapper(…, {})",
-    "prefetch_factor": "Prefetcher(node, {})",
-    "pin_memory": "PinMemory(node)",
-}
-"""Of torchdata.nodes, by setting: each is a node of its own."""
 AT_MOST = "this is what it would give if it cost nothing"
 
 
@@ -110,10 +100,10 @@ def without_handover(at: Situation) -> float:
 
 def loader_line(at: Situation, words: str, of_torch: str = "") -> str:
     """The call that makes the script's loader, with these words, and those that torch's alone needs."""
-    kind = at.measured.loader.kind if at.measured.loader else ""
-    if kind == "torchdata.nodes":
-        return NODES[words.partition("=")[0]].format(words)
-    return LINES[kind].format(words) if kind in LINES else f"DataLoader(…, {words}{of_torch})"
+    kind = loader_kind(at.measured.loader.kind if at.measured.loader else "")
+    if kind.by_setting is not None:
+        return kind.by_setting[words.partition("=")[0]].format(words)
+    return kind.call.format(words) if kind.call else f"DataLoader(…, {words}{of_torch})"
 
 
 def launcher(recording: Recording) -> str:

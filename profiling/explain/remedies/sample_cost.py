@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from feedline.profiling.explain.measure.from_storage import READ_AHEAD
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import busiest
@@ -27,6 +26,7 @@ from feedline.profiling.explain.remedies.remedy import (
     without_handover,
 )
 from feedline.profiling.record import units
+from feedline.profiling.record.loader_kinds import loader_kind
 from feedline.profiling.record.merge import MOST_PATHS
 from feedline.profiling.record.stages import STAGES
 
@@ -118,7 +118,7 @@ def own_collate(at: Situation) -> bool:
 
 
 def _is_ours(at: Situation) -> bool:
-    return at.measured.loader is not None and at.measured.loader.kind in READ_AHEAD
+    return at.measured.loader is not None and loader_kind(at.measured.loader.kind).reads == "ahead"
 
 
 def slow_worker(at: Situation) -> Iterable[Change]:

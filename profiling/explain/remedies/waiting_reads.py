@@ -11,13 +11,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.pipeline.base.text import count_of
-from feedline.profiling.explain.measure.from_storage import IN_SEQUENCE, READ_AHEAD
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.remedies.own_loader import iterates, unwatched
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, error_between
 from feedline.profiling.record import units
 
-INDEXED = ("torch", "torchdata")  # kinds of loaders that hand a dataset the indices of a batch
 AT_ONCE = 16  # reads that a worker has under way where it reads a batch's files together
 FASTER = 1.2  # times that reads in sequence must be as fast as random ones before the order is worth a word
 TRIED_ERROR = 0.15  # of reads tried behind the run, beside what other processes do then
@@ -26,7 +24,7 @@ TRIED_ERROR = 0.15  # of reads tried behind the run, beside what other processes
 def read_together(at: Situation) -> Iterable[Change]:
     """For a map-style dataset, which torch hands all indices of a batch."""
     storage = at.measured.storage
-    if not storage.limits or storage.reads is None or storage.kind not in INDEXED or iterates(at):
+    if not storage.limits or storage.reads is None or not storage.kind.indexed or iterates(at):
         return
     batch = at.batch_samples
     reads, count = storage.reads, int(min(AT_ONCE, batch)) * storage.readers
@@ -48,7 +46,7 @@ def read_together(at: Situation) -> Iterable[Change]:
 def window_order(at: Situation) -> Iterable[Change]:
     """For feedline's loader, which reads ahead whatever the order."""
     storage = at.measured.storage
-    if not storage.limits or storage.kind not in READ_AHEAD or not storage.at_most or not storage.in_sequence:
+    if not storage.limits or storage.kind.reads != "ahead" or not storage.at_most or not storage.in_sequence:
         return
     why: str = "shards come faster in sequence than samples from random places: "
     why += f"{units.rate(storage.in_sequence)} instead of {units.rate(storage.at_most)}"
@@ -69,10 +67,10 @@ def cold(at: Situation) -> Change | None:
     if storage.source != "memory" or storage.cold_s is None or unwatched(at):
         return None
     computed_s, most = max(0.0, at.now.worker_s - storage.blocked_s), storage.most_waits
-    if storage.kind in READ_AHEAD:
+    if storage.kind.reads == "ahead":
         between = [replace(at.now, storage_samples_per_s=storage.at_most)] * 3
     else:  # each sample's reads wait once at least; between that and the most, whatever the kernel makes of it
-        waits = (most, math.sqrt(most), 1.0) if storage.kind not in IN_SEQUENCE else (1.0,) * 3
+        waits = (most, math.sqrt(most), 1.0) if storage.kind.reads != "in sequence" else (1.0,) * 3
         between = [replace(at.now, worker_s=computed_s + n * storage.cold_s, contention={}) for n in waits]
     least, then, most_then = between
     return Change(family="storage", remedy="a first epoch, from cold storage", then=then, effort=Effort.SETTING,

@@ -1,0 +1,34 @@
+"""What is true of each kind of loader that is watched (`recording.LoaderSeen.kind`), whatever was seen of it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderKind:
+    call: str = ""
+    """That makes one, with {} for settings; "": torch's, which has settings that no other knows."""
+    reads: Literal["alone", "ahead", "in sequence"] = "alone"
+    """Whether a worker waits for each read by itself, reads ahead of what it needs, or tars from front to back."""
+    indexed: bool = False
+    """It hands a dataset the indices of a batch."""
+    by_setting: dict[str, str] | None = None
+    """Where each setting is a call of its own: that call."""
+
+
+NODES = {
+    "num_workers": "ParallelMapper(…, {})",
+    "prefetch_factor": "Prefetcher(node, {})",
+    "pin_memory": "PinMemory(node)",
+}
+KINDS = {
+    "torch": LoaderKind(indexed=True),
+    "torchdata": LoaderKind(indexed=True),
+    "torchdata.nodes": LoaderKind(by_setting=NODES),
+    "webdataset": LoaderKind(call="wds.WebLoader(dataset, batch_size=None, {})", reads="in sequence"),
+    "feedline": LoaderKind(call="Loader(…, {})", reads="ahead"),
+}
+
+
+def loader_kind(name: str) -> LoaderKind:
+    return KINDS.get(name, LoaderKind())
