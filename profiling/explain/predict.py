@@ -189,8 +189,7 @@ def _now_error(at: Situation, then: Throughput) -> float:
         return at.rate.error
     if _limit(at, then) != "compute":
         return at.rate.error * min(1.0, 2.0 * (1.0 - _carried(at, then)))
-    trainer, beside = at.measured.trainer, max(0.05, 1.0 - at.measured.trainer.shares.data)
-    return math.hypot(min(at.rate.error, at.measured.errors_alone.data / beside), trainer.prepare_error / beside)
+    return min(at.rate.error, at.measured.trainer.waits_error / max(0.05, 1.0 - at.measured.waits))
 
 
 def _data_factor(at: Situation, then: Throughput) -> float:

@@ -16,7 +16,7 @@ from itertools import islice
 from types import FrameType
 from typing import Any, Protocol
 
-from feedline.profiling.record.journal import Journal
+from feedline.profiling.record.journal import Journal, StepRow
 from feedline.profiling.watch.calls import takes_gradient, variable
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.loader_stats import LoaderStats
@@ -80,6 +80,8 @@ class TrainerWatch:
         self._loading: dict[int, TimeSums] = {}
         """By loader: what a loader without workers did in this thread."""
         self._steps_seen, self._trains = 0, False
+        self._held: list[tuple[Place, float, Spent]] = []
+        self._held_for: tuple[StepRow | None, float] = None, 0.0
         self._asked: Pass | None = None
         """The pass that the loop has asked last."""
         self._pin_thread = HelperThread(lambda: self._asked.pin_thread if self._asked is not None else None)
@@ -137,24 +139,44 @@ class TrainerWatch:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
             elif asking is None and place.stage == "wait" and self._watched.hands_itself:
                 place = Place("wait", self._maker(frames_by_thread) or place.where)
-            elif asking is None and place.stage in ("python", "forward") and self._prepares(frame, place.stage):
-                place = Place("prepare", place.where)
-            self._main.add(place, seconds, spent)
+            self._settle()
+            if asking is None and place.stage in ("python", "forward") and self._is_between(frame, place.stage):
+                self._between(place, seconds, spent)
+            else:
+                self._main.add(place, seconds, spent)
         if self._main.due:
             self._watched.flush()
 
-    def _prepares(self, frame: FrameType, stage: str) -> bool:
-        """Whether it works in or for a generator that stands between a loader and the loop, on a batch that the loop
-        has not trained on yet, and is no model (`stage` forward)."""
-        row, loop = self._watched.loop.row, self._loop
-        if not loop.steps or row is None or row.trained or self._watched.hands_itself:
+    def _between(self, place: Place, seconds: float, spent: Spent) -> None:
+        """A look in a generator. Before the loop trains, or trains again, on what was drawn last it makes batches;
+        what it does behind that is the script's own, as a callback is."""
+        row = self._watched.loop.row
+        if row is None or row.trained:
+            self._held.append((place, seconds, spent))
+            self._held_for = row, _trained_s(row)
+        else:
+            self._main.add(Place("prepare", place.where), seconds, spent)
+
+    def _settle(self) -> None:
+        """What was held is told once it is known."""
+        row, trained_s = self._held_for
+        again = _trained_s(row) > trained_s
+        if again or self._watched.loop.row is not row:
+            for place, seconds, spent in self._held:
+                self._main.add(Place("prepare", place.where) if again else place, seconds, spent)
+            self._held.clear()
+
+    def _is_between(self, frame: FrameType, stage: str) -> bool:
+        """Whether it works in or for a generator that stands between a loader and the loop, and is no model."""
+        loop = self._loop
+        if not loop.steps or self._watched.hands_itself:
             return False
         for depth, one in enumerate(frames(frame)):
             if one.f_code in loop.steps:
                 break
             if one.f_code in loop.between:
-                within = islice(frames(frame), depth)
-                return stage != "forward" or not (takes_gradient(frame) or any(map(has_weights, within)))
+                models = any(map(has_weights, islice(frames(frame), depth)))
+                return not (models or (stage == "forward" and takes_gradient(frame)))
         return False
 
     def _maker(self, frames_by_thread: dict[int, FrameType]) -> str | None:
@@ -173,17 +195,23 @@ class TrainerWatch:
             self._journal.append(f"loading-{self._pid}-{loader}", [sums.take(self.sampler.cpu_s)])
 
 
+def _trained_s(row: StepRow | None) -> float:
+    return 0.0 if row is None else row.backward_s + row.optimizer_s
+
+
 def has_weights(frame: FrameType) -> bool:
     """Whether a module that has some is called there. Nothing of the module's own is asked."""
     if not slashed(frame.f_code.co_filename).endswith(PLUMBING[0]):
         return False
-    due = [variable("self", frame, local=True)]
-    with suppress(RuntimeError, LookupError, TypeError):  # it changes meanwhile; it is none
+    due, seen = [variable("self", frame, local=True)], set[int]()
+    with suppress(RuntimeError, LookupError, TypeError, AttributeError):  # it changes meanwhile; it is none
         while due:
             held = vars(due.pop())
             if any(one is not None for one in held["_parameters"].values()):
                 return True
-            due += [one for one in held["_modules"].values() if one is not None]
+            inner = [one for one in held["_modules"].values() if one is not None and id(one) not in seen]
+            seen.update(map(id, inner))
+            due += inner
         return False
     return True
 

@@ -74,6 +74,7 @@ class Trainer:
     unpickle_error: float  # absolute standard error of it
     prepare_share: float  # of the loop's time, in generators between its loader and itself: part of data
     prepare_error: float  # absolute standard error of it
+    waits_error: float  # of the waits for a watched loader alone; of the share of data elsewhere
     delay: float | None  # share of the main thread's time beside data that it had no core; None: not told
     cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
     faults_per_step: float
@@ -121,6 +122,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
         unpickle_error=looked(recording, ("unpickle",))[1],
         prepare_share=min(shares.data, prepare_share),
         prepare_error=prepare_error,
+        waits_error=math.sqrt(max(0.0, errors.data**2 - prepare_error**2)),
         delay=_delay(recording),
         cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
         faults_per_step=faults_per_step,

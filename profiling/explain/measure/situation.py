@@ -114,6 +114,12 @@ class Measured:
         )
 
     @property
+    def waits(self) -> float:
+        """Share of the time that the loop waits for its loader, what begins an epoch included."""
+        prepares = self.trainer.prepare_share * (1.0 - self.rates.start_share)
+        return max(0.0, self.trainer.shares.data - prepares)
+
+    @property
     def own_part(self) -> tuple[str, float, float]:
         """What the training thread does of its batches that workers make: draw the samples, or change what they have
         made, in the loader (`change`) or between that and the loop (`prepare`). The largest, its share of the time
@@ -132,12 +138,12 @@ class Measured:
 
     @property
     def own_part_share(self) -> float:
-        """Of the time, that the thread cannot compute meanwhile: all waiting where workers wait for it, too."""
+        """Of the time in which the thread waits for its loader, that it cannot compute meanwhile: all of it where
+        workers wait for the thread, too."""
         part, share, error = self.own_part
-        waits = self.trainer.shares.data
         if part == "draw":
-            return waits if self.own_part_limits else 0.0
-        return min(share, waits) if share - ERRORS_90 * error > HARDLY else 0.0
+            return self.waits if self.own_part_limits else 0.0
+        return min(share, self.waits) if part == "change" and share - ERRORS_90 * error > HARDLY else 0.0
 
     @property
     def unpickling_limits(self) -> bool:
@@ -308,11 +314,8 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         return None
     ranks, count = machine.ranks, preparing.count
     step_s = ranks / rates.ceiling.value if rates.ceiling else trainer.step_s * (1.0 - measured.crowded)
-    own_part_s = measured.own_part_share * ranks / rates.now.value
-    prepare_s = own_part_s
-    if measured.own_part[0] != "prepare":
-        prepare_s = trainer.prepare_share * ranks / rates.now.value
-        own_part_s += prepare_s
+    prepare_s = trainer.prepare_share * ranks / rates.now.value
+    own_part_s = prepare_s + measured.own_part_share * ranks / rates.now.value
     if rates.ceiling:  # by a leg, whose batches are prepared as well
         step_s = max(0.0, step_s - prepare_s)
     # Batches are dealt to workers in turn and taken in order: one slow worker sets the pace of all.
@@ -320,8 +323,8 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     if count == 0 and not worker_s:  # no sampler saw the preparing: what the loop waited for it is its cost
         worker_s = max(0.0, ranks / rates.now.value - trainer.step_s - prepare_s)
     unlooked = count and not preparing.each and not preparing.alone_s
-    if unlooked and trainer.shares.data >= DATA_BOUND:  # they are what the loop waits for
-        worker_s = count * max(0.0, ranks / rates.now.value - prepare_s)
+    if unlooked and measured.waits >= DATA_BOUND:  # they are what the loop waits for
+        worker_s = ranks * count / rates.now.value
     worker_cpu_s = preparing.cpu_s or 0.0
     if worker_cpu_s < THREADS * worker_s:  # more is that of a worker's threads; a little more is noise
         worker_cpu_s = min(worker_cpu_s, worker_s)
@@ -348,7 +351,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         contention={n: min(most_k, max(0.05, value)) for n, value in k.items()} if worker_s > 0 else {},
         epoch_start_s=rates.epoch_start_s,
         epoch_samples=rates.epoch_samples,
-        stall=_stall(machine, step_s, trainer.cpu_s),
+        stall=_stall(machine, step_s + prepare_s, trainer.cpu_s),
     )
     return Situation(measured=measured, rate=rates.now, now=now, workers=workers)
 

@@ -60,13 +60,13 @@ def surely(at: Situation, *stages: str) -> float:
 def handing_over(at: Situation) -> float:
     """The share of the time that the loop waits although batches lie ready: for their handing over; 0 where it is
     not that."""
-    share = at.measured.trainer.shares.data - at.measured.rates.start_share
+    share = at.measured.waits - at.measured.rates.start_share
     return share if at.measured.batches_ready and share >= DATA_BOUND else 0.0
 
 
 def waiting_beside(at: Situation) -> float:
     """The share of its steps' time that a loop with workers waits; without them the model knows it for itself."""
-    waits, starts = at.measured.trainer.shares.data, at.measured.rates.start_share
+    waits, starts = at.measured.waits, at.measured.rates.start_share
     return max(0.0, waits - starts) / (1.0 - starts) if at.now.workers and starts < 1.0 else 0.0
 
 
@@ -202,21 +202,25 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
 
 
 def _by_workers(at: Situation, place: str, share: float, error: float) -> Iterable[Change]:
-    """What a generator does behind the loader, so much of the time, in its Dataset. There torch has one thread."""
-    now, threads = at.now, max(1.0, at.measured.trainer.cpu_s * at.rate.value / at.now.ranks)
+    """What a generator does behind the loader, so much of the time, in its Dataset. There torch has one thread; how
+    many the generator's part has is between that and the whole process's mean."""
+    now, most_threads = at.now, max(1.0, at.measured.trainer.cpu_s * at.rate.value / at.now.ranks)
 
-    def then(count: int, share: float) -> Throughput:
-        part_s = min(now.own_part_s, share * now.ranks / at.rate.value)
+    def then(count: int, share: float, threads: float) -> Throughput:
+        part_s = share * now.ranks / at.rate.value
         worker_s, worker_cpu_s = now.worker_s + threads * part_s, now.worker_cpu_s + threads * part_s
-        trainer_cpu_s = max(0.0, now.trainer_cpu_s - threads * part_s)
-        return replace(now, workers=count, own_part_s=now.own_part_s - part_s, worker_s=worker_s,
+        trainer_cpu_s, own_part_s = max(0.0, now.trainer_cpu_s - threads * part_s), max(0.0, now.own_part_s - part_s)
+        return replace(now, workers=count, own_part_s=own_part_s, worker_s=worker_s,
                        worker_cpu_s=worker_cpu_s, trainer_cpu_s=trainer_cpu_s)  # fmt: skip
 
     for count in [now.workers] if now.workers else sorted({1, 2, int(max(1.0, now.cores / now.ranks))}):
+        changed = then(count, share, math.sqrt(most_threads))
+        of_threads = error_between(then(count, share, 1.0), then(count, share, most_threads))
+        of_share = error / (1.0 - min(share, 0.9)) if changed.binding() == "compute" else error / share
         yield Change(
             family="dataloader", remedy=f"in the Dataset, by {count_of(count, 'worker')}", target=place,
-            effort=Effort.CODE, cause=True, ceiling_times=math.inf, then=then(count, share),
-            extra_error=math.hypot(0.1, error_between(then(count, share - error), then(count, share + error))),
+            effort=Effort.CODE, cause=True, ceiling_times=math.inf, then=changed,
+            extra_error=math.hypot(0.1, of_threads, of_share),
             why=f"the training thread makes batches of what its loader hands over ({place}), which workers could do "
             "for the next ones",
             command=f"DataLoader(dataset, num_workers={count}, persistent_workers=True)",
