@@ -3,9 +3,12 @@
     python -m feedline.benchmarks.experiments.gpu_occupancy [--seconds 2 --repeats 3]
 
 A kernel that only computes is launched with so many blocks of so many warps that all of them are resident, on a known
-share of the multiprocessors: active is that share, occupancy is its warps of all there is room for. One thread that
-spins shows what "utilisation" is worth. Where Nsight Compute is installed and may read counters, it is asked about
-the same kernels: its occupancy is of the cycles in which a multiprocessor is active, GPM's of all. Needs Triton.
+share of the multiprocessors: active is that share, occupancy is its warps of all there is room for, while they are
+resident. A multiprocessor has four schedulers; each issues one instruction in a cycle, from the oldest warp that is
+ready, and an addition's result is there four cycles later: four warps keep one busy, and of more the oldest four end
+first, then the next four. One thread that spins shows what "utilisation" is worth. Where Nsight Compute is installed
+and may read counters, it is asked about the same kernels: its occupancy is of the cycles in which a multiprocessor is
+active, GPM's of all. Needs Triton.
 Writes results/gpu-occupancy.json.
 """
 
@@ -26,6 +29,7 @@ from feedline.pipeline.base.errors import FeedlineError
 from feedline.profiling.machine.nvml import GpuSampler
 
 KERNEL_S = 0.02
+SCHEDULERS, LATENCY_CYCLES = 4, 4
 AHEAD = 4
 """Launches that are queued: the device never runs dry."""
 NCU_METRICS = {
@@ -64,7 +68,7 @@ def main() -> None:
     if given.kernel:  # what ncu is shown
         launcher(next(load for load in LOADS if load.name == given.kernel))()
         return
-    truths = {load.name: truth(load) for load in LOADS} | {ONE_THREAD: one_thread()}
+    truths = {load.name: truth(load, *device()) for load in LOADS} | {ONE_THREAD: one_thread()}
     cells = {load.name: partial(watched, load, given.seconds) for load in LOADS}
     cells[ONE_THREAD] = partial(watched, None, given.seconds)
     by_round = in_rounds(cells, given.repeats)
@@ -92,11 +96,12 @@ def device() -> tuple[int, int]:
     return known.multi_processor_count, known.max_threads_per_multi_processor // known.warp_size
 
 
-def truth(load: Load) -> dict[str, float]:
+def truth(load: Load, processors: int, room: int) -> dict[str, float]:
     """By the kernel's own arithmetic."""
-    processors, room = device()
-    share = round(load.share * processors) / processors
-    return {"active": share, "occupancy": share * load.blocks * load.warps / room}
+    share, warps = round(load.share * processors) / processors, load.blocks * load.warps
+    of_one = list(range(-(-warps // SCHEDULERS), 0, -LATENCY_CYCLES))
+    resident = sum(of_one) / len(of_one) / of_one[0]
+    return {"active": share, "occupancy": share * warps / room * resident}
 
 
 def one_thread() -> dict[str, float]:

@@ -52,6 +52,7 @@ KINDS = {
 }
 ON_GPU = KINDS | {
     "compute": Kind("compute", None, ("autocast", "channels_last", NONE_HELPS)),
+    "slow_worker": Kind("data", "worker 0", ("mend worker 0", "num_workers=")),  # of many cores one may be slow
     "copy": Kind("copy", None, ("pin_memory",)),
     "sync": Kind("compute", None, ("no hidden synchronisations",)),
 }

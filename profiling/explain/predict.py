@@ -15,12 +15,13 @@ own upper end.
 What helps gains something at the lower end of its interval. Families (workers, shards, …) stand in the order of what
 they gain for sure, less what they ask for (`WORTH`); before them stands what mends the very cause, and what is a
 setting and all but reaches the ceiling; before a cause of which only the most it can give is known, a setting that
-gains a fifth. Within a family the best is the first.
+gains a fifth; hardware comes last, and is promised only where nothing else may help. Within a family the best is the
+first.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from feedline.profiling.explain.measure.rates import ERRORS_90
@@ -44,7 +45,7 @@ NO_CEILING_ERROR = 0.08
 ERROR_PER_DOUBLING = 0.04
 RECEDED = 1.5
 NOTABLE = 0.05  # a gain below this share is none
-WORTH = {Effort.SETTING: 1.0, Effort.CODE: 0.95, Effort.PREPARING: 0.87, Effort.REWRITE: 0.7, Effort.HARDWARE: 0.6}
+WORTH = {Effort.SETTING: 1.0, Effort.CODE: 0.95, Effort.PREPARING: 0.87, Effort.REWRITE: 0.7, Effort.HARDWARE: 1.0}
 """What is left of a gain when what it asks for is held against it: a setting comes before preparing that gains 15 %
 more."""
 LESS_ALIKE = 0.95  # the same for what changes the training
@@ -73,6 +74,11 @@ class Prediction(Offer):
     disk_bytes: float | None = None
     break_even_epochs: float | None = None
 
+    @property
+    def in_doubt(self) -> bool:
+        """A gain that cannot be told from none."""
+        return not self.helps and not self.vain and self.gain > 1.0 + NOTABLE
+
 
 def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[Prediction]:
     """What helps, family by family, the first thing to do first; then what does not.
@@ -83,7 +89,7 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
     at = situation(measured, tuple(workers))
     if at is None:
         return []
-    found = [(change, predict(at, change)) for remedy in REMEDIES for change in remedy(at)]
+    found = _hardware_last([(change, predict(at, change)) for remedy in REMEDIES for change in remedy(at)])
     best = sorted((one for one in found if one[1].helps), key=lambda one: _within(one[1]))
     shown = {one.family: (change, one) for change, one in reversed(best)}  # the best of each
     order = sorted(shown, key=lambda family: _among(at, *shown[family]))
@@ -94,10 +100,20 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
     return helping + [one for _, one in others]
 
 
-def _unsure(at: Situation, change: Change, one: Prediction) -> tuple[bool, float, int]:
+def _hardware_last(found: list[tuple[Change, Prediction]]) -> list[tuple[Change, Prediction]]:
+    """Nobody buys a GPU before two lines are tried that may do as well."""
+    bought = Effort.HARDWARE
+    if any(one.helps and one.effort < bought for _, one in found):
+        return found
+    if not any(one.in_doubt and one.effort < bought for _, one in found):
+        return found
+    return [(change, replace(one, helps=False)) for change, one in found]
+
+
+def _unsure(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, float, int]:
     """Of what does not surely help: where the model is the limit, what may make the model faster comes first."""
     of_model = at.now.binding() in OF_MODEL and math.isinf(change.ceiling_times)
-    return not (of_model and not one.vain and one.gain > 1.0 + NOTABLE), -one.gain, one.effort
+    return not (of_model and one.in_doubt), one.effort == Effort.HARDWARE, -one.gain, one.effort
 
 
 def _within(one: Prediction) -> tuple[float, int, bool]:
@@ -106,12 +122,12 @@ def _within(one: Prediction) -> tuple[float, int, bool]:
     return -round(math.log(one.gain_low) / TIE), one.effort, bool(one.changes)
 
 
-def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, int, float]:
+def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, int, float]:
     whole = change.then.over_epochs(at.ceiling)
     of_data = one.effort == Effort.SETTING and math.isfinite(change.ceiling_times)
     leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
     worth = WORTH[one.effort] * (LESS_ALIKE if one.changes else 1.0)
-    return not leads, one.effort if leads else 0, -one.gain_low * worth
+    return one.effort == Effort.HARDWARE, not leads, one.effort if leads else 0, -one.gain_low * worth
 
 
 def _good_setting(change: Change, one: Prediction) -> bool:

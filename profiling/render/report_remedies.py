@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from feedline.profiling.explain.predict import NOTABLE, Prediction
+from feedline.profiling.explain.predict import Effort, Prediction
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
 from feedline.profiling.render.sections import Prose, Reasons, Remedies, Section, section
@@ -44,7 +44,7 @@ def what_helps(diagnosis: Diagnosis) -> Section | None:
 
 def what_may_help(diagnosis: Diagnosis) -> Section | None:
     """Gains that cannot be told from none; where nothing at all helps, that it is so."""
-    open_ = [p for p in diagnosis.predictions if _in_doubt(p)]
+    open_ = [p for p in diagnosis.predictions if p.in_doubt]
     if open_:
         rows = [[p] for p in open_]
         narrowed = "a longer run on a machine without other programs narrows what was measured"
@@ -52,7 +52,8 @@ def what_may_help(diagnosis: Diagnosis) -> Section | None:
             narrowed += ", --legs measure what channels_last gives"
         words = (
             "These gains are too small or too uncertain to be told from none: "
-            f"{narrowed}; what is only typical is best tried."
+            f"{narrowed}; what is only typical is best tried"
+            f"{', before hardware is bought' if any(p.effort == Effort.HARDWARE for p in open_) else ''}."
         )
         chart = Remedies(rows=rows, unit=diagnosis.measured.unit, most=_most(rows))
         return section("What may help", Prose(words), chart)
@@ -61,14 +62,10 @@ def what_may_help(diagnosis: Diagnosis) -> Section | None:
     return section("What would help", Prose("Nothing that can be predicted would make this run notably faster."))
 
 
-def _in_doubt(prediction: Prediction) -> bool:
-    return not prediction.helps and not prediction.vain and prediction.gain > 1 + NOTABLE
-
-
 def in_vain(predictions: Iterable[Prediction]) -> Section | None:
     """What was considered, those with the same reason together."""
     by_reason: dict[str, list[str]] = {}
-    for prediction in (one for one in predictions if not one.helps and not _in_doubt(one)):
+    for prediction in (one for one in predictions if not one.helps and not one.in_doubt):
         why = prediction.why.removeprefix("this will not help, because ")
         why = why if prediction.vain else f"little or no gain ({units.times(prediction.gain)}): {why}"
         by_reason.setdefault(why, []).append(prediction.remedy)

@@ -127,6 +127,7 @@ TRAINER = Rules(
     (
         Rule("unpickle", "/torch/multiprocessing/reductions.py /multiprocessing/resource_sharer.py"),
         Rule("unpickle", "/multiprocessing/queues.py", line=r"loads\(|_recv_bytes"),
+        Rule("unpickle", "/multiprocessing/connection.py", "_recv_bytes", r"_recv\(size\)"),  # behind its header
         Rule("unpickle", "/multiprocessing/reduction.py", "recv.*|rebuild.*|loads"),
         Rule("pin", "/torch/utils/data/_utils/pin_memory.py"),
         Rule("wait", "/torch/utils/data/dataloader.py /torchdata/ /webdataset/"),
@@ -140,7 +141,7 @@ TRAINER = Rules(
         Rule("python", "/torch/utils/data/"),
         Rule("forward", "/torch/ /torchvision/models/ /torchvision/ops/ /timm/models/ /timm/layers/ /torchmetrics/"),
         Rule("python", "/numpy/"),
-        Rule("wait", "/multiprocessing/connection.py /multiprocessing/synchronize.py /queue.py"),
+        Rule("wait", "/multiprocessing/connection.py /multiprocessing/synchronize.py /queue.py", "(?!_recv$).*"),
     ),
     calls=(
         ("wait", LOCKS + r"|_queue\.\S*get|_?(multiprocessing|socket|ssl|posixshmem)\b.*|select\..*"),

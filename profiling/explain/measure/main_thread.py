@@ -88,7 +88,8 @@ class Trainer:
     freed memory."""
 
 
-def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
+def measure_trainer(recording: Recording, steps: Sequence[Step], *, idle: float = 0.0) -> Trainer:
+    """`idle`: share of their time that the workers have nothing to do."""
     seconds, samples = seconds_of(steps), max(1, sum(step.samples for step in steps))
     ranks_s = seconds * max(1, len({step.rank for step in steps}))
     loader, looks = recording.train_loader, all_ranks(recording).ticks
@@ -97,7 +98,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
     all_waited_s = shares.data * ranks_s
     prepare_share, prepare_error = _prepared(recording, steps, ranks_s) if ranks_s and not sampled else (0.0, 0.0)
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s and (looks >= FEW_LOOKS or not sampled) else None
-    unpickle_share, unpickle_alone = _unpickling(recording)
+    unpickle_share, unpickle_alone = _unpickling(recording, idle)
     copies = [step.copy_s for step in steps if step.copy_s is not None]
     free_cpu_s = recording.leg("cached").trainer_cpu_s_per_sample
     compute, (layout_gain, of_legs) = recording.compute, _of_legs(recording)
@@ -124,7 +125,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step]) -> Trainer:
         prepare_error=prepare_error,
         waits_error=math.sqrt(max(0.0, errors.data**2 - prepare_error**2)),
         delay=_delay(recording),
-        cpu_s=(statistics.median(free_cpu_s) if free_cpu_s else recording.costs.trainer_cpu_s) or 0.0,
+        cpu_s=statistics.median(free_cpu_s) if free_cpu_s else _cpu_s(recording, steps),
         faults_per_step=faults_per_step,
         kernel_share=kernel_share,
         kept_gain=kept_gain,
@@ -237,16 +238,30 @@ def _delay(recording: Recording) -> float | None:
     return min(1.0, sum(seconds for name, seconds in delays.items() if name not in DATA) / busy_s)
 
 
-def _unpickling(recording: Recording) -> tuple[float, float]:
-    """The share of the main thread's time in which it unpickles, and what that would be with a core to itself.
+def _cpu_s(recording: Recording, steps: Sequence[Step]) -> float:
+    """Per sample, of all the trainer's threads. Where it prepares its batches itself, those of torch that help with a
+    batch, or spin behind it, need no core for the model: what its steps took beside the waiting was noted."""
+    compute, all_s = recording.compute, recording.costs.trainer_cpu_s or 0.0
+    loads = any(worker.in_trainer for worker in recording.workers)
+    if not (loads and compute.faulty_steps and steps):
+        return all_s
+    each_s = (compute.user_cpu_s + compute.kernel_cpu_s) / compute.faulty_steps
+    return min(all_s, each_s * len(steps) / max(1, sum(step.samples for step in steps)))
 
-    What it is blocked meanwhile, for the worker that has the bytes (a busy one answers late when its memory is asked
-    for), is waiting for the worker.
+
+def _unpickling(recording: Recording, idle: float) -> tuple[float, float]:
+    """The share of the main thread's time in which it receives and unpickles, and what that would be with a core to
+    itself.
+
+    What it is blocked meanwhile, for the worker that has the bytes, is waiting for the worker as far as that is busy
+    (it answers late when its memory is asked for); an idle one is at work on nothing but the same batch.
     """
     whole = all_ranks(recording)
     cpu_s, wall_s = whole.stages_cpu_s, whole.stages.get("unpickle", 0.0)
     delay_s = min(wall_s, (whole.stages_delay_s or {}).get("unpickle", 0.0))
-    alone_s = min(wall_s - delay_s, cpu_s.get("unpickle", 0.0)) if any(cpu_s.values()) else wall_s - delay_s
+    alone_s = wall_s - delay_s
+    if any(cpu_s.values()):
+        alone_s -= (1.0 - idle) * max(0.0, alone_s - cpu_s.get("unpickle", 0.0))
     return ((alone_s + delay_s) / whole.seconds, alone_s / whole.seconds) if whole.seconds else (0.0, 0.0)
 
 

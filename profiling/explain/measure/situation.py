@@ -169,7 +169,8 @@ def measure(recording: Recording) -> Measured:
         if recording.compute.world_size > 1 and recording.script.ended_by == "itself":
             notes.append("Ranks that do not train are ended by no --steps or --seconds: others may wait for them.")
     rates = measure_rates(recording, steps)
-    workers, trainer = measure_workers(recording), measure_trainer(recording, steps)
+    workers = measure_workers(recording)
+    trainer = measure_trainer(recording, steps, idle=workers.stages.get("idle", 0.0))
     restart_s = _restart_s(workers, rates, steps)
     machine = measure_machine(recording, steps, rates.now.value if rates.now else 0.0, anew=restart_s > 0)
     waits = trainer.shares.data - trainer.prepare_share  # a leg's kept batches are prepared as the loader's are

@@ -30,6 +30,7 @@ from feedline.profiling.record import units
 PINNED_SPEEDUP = 2.0  # pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step
 TYPICAL = "as is typical of a convolutional network; not measured here"
 ONE_EACH = 1.1  # synchronisations a step, up to which they are one at its end
+HALF = "that half of it could overlap is assumed"
 SOME = 0.05  # share of the script's own Python, for sure, from which it is worth a word
 CHANNELS_LAST = """model = model.to(memory_format=torch.channels_last)
 images = images.to(memory_format=torch.channels_last)"""
@@ -93,21 +94,23 @@ def hidden_synchronisations(at: Situation) -> Iterable[Change]:
     where = f" at {lines}" if lines else ""
     why = f"{compute.items:,} of them{where} took {units.percent(share)} of the time"
     # A synchronisation mostly waits for work that something else would wait for: no more is saved than the time in
-    # which the device ran dry beside the wait. That is seen at a step's ends: behind one in each step, not behind
-    # many within. Half of it is an even guess, and 0.3 the standard deviation of one between nothing and all.
+    # which the device ran dry beside the wait. That is seen at a step's ends behind one in each step, of which half
+    # is an even guess, and 0.3 the standard deviation of one between nothing and all. Behind many within a step it
+    # is at most all the time in which no kernel ran, as NVML has it.
     steps = at.recording.measured()
     dry = [step.idle_s for step in steps if step.idle_s is not None]
     seen = bool(dry) and compute.items <= ONE_EACH * len(steps)
-    lost = min(share, sum(dry) / seconds / at.now.ranks) if seen else share
+    busy = max((gpu.utilization or 0.0 for gpu in at.recording.gpus), default=0.0)
+    lost = min(share, sum(dry) / seconds / at.now.ranks if seen else 1.0 - busy)
     of_step = min(0.95, lost / max(1.0 - at.measured.trainer.shares.data, 0.05))
-    notable = lost >= 0.02
-    then = replace(at.now, step_s=at.now.step_s * (1 - 0.5 * of_step)) if notable else at.now
-    if seen and not notable:
+    notable, most = lost >= 0.02, bool(dry) and not seen
+    then = replace(at.now, step_s=at.now.step_s * (1 - (1.0 if most else 0.5) * of_step)) if notable else at.now
+    if not notable and (seen or busy):
         why += f", but the device ran dry for {units.percent(lost)} of it"
     yield Change(family="sync", remedy="no hidden synchronisations", then=then, effort=Effort.CODE, target=lines,
-                 why=f"{why}; that half of it could overlap is assumed" if notable else Vain(why),
+                 why=f"{why}; {AT_MOST if most else HALF}" if notable else Vain(why),
                  command="total += loss.detach()  # and .item() once, when it is printed",
-                 extra_error=0.3 * lost, at_most=bool(dry) and not seen,
+                 extra_error=0.3 * lost, at_most=most,
                  ceiling_times=math.inf)  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from feedline.profiling.record import units
 
 MOST_WORKERS = 32
 WAITING = 0.5  # share of a sample's time that is waiting for files or servers, from which cores are no limit
+IDLE = 0.5  # share of their time that workers surely idle, from which it is not they that the loop waits for
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
 SOME = 1.02  # less is no gain
 TORCHS_NONE = "DataLoader(…, num_workers=0)"  # which refuses what is of workers
@@ -62,6 +63,13 @@ def handing_over(at: Situation) -> float:
     not that."""
     share = at.measured.waits - at.measured.rates.start_share
     return share if at.measured.batches_ready and share >= DATA_BOUND else 0.0
+
+
+def surely_idle(at: Situation) -> bool:
+    """Whether the workers do nothing for most of the time."""
+    workers = at.measured.workers
+    idle = workers.stages.get("idle", 0.0) - ERRORS_90 * workers.stage_errors.get("idle", 0.0)
+    return workers.count > 0 and idle >= IDLE
 
 
 def waiting_beside(at: Situation) -> float:
@@ -116,6 +124,9 @@ def _why_workers(at: Situation, then: Throughput) -> str:
         return "fewer workers leave the model more of the cores" if gains else Vain(more)
     if handing_over(at):
         return Vain("batches are ready when they are asked for")
+    if waiting_beside(at) >= DATA_BOUND and surely_idle(at) and at.measured.workers.slow is None:
+        idle = units.percent(at.measured.workers.stages["idle"])
+        return Vain(f"the workers idle {idle} of the time: the loop waits for something else than their work")
     if binding == "cores":
         limit = f"the {cores:g} cores are then the limit: workers and trainer share them"
         return limit if gains else Vain(limit)

@@ -72,6 +72,8 @@ def test_waiting_for_a_busy_worker_is_not_unpickling() -> None:
     assert diagnose(replace(seen, trainers=[busy])).measured.unpickling_limits
     at_work = made(wait_s=0.08, unpickle_s=0.06, compute_s=0.02, stages={"decode": 0.006})
     assert not diagnose(at_work).measured.unpickling_limits  # no worker is ever idle: they set the pace
+    idle = made(wait_s=0.08, unpickle_s=0.06, compute_s=0.02, stages=SMALL, trainers=[slow])
+    assert diagnose(idle).measured.unpickling_limits  # what is waited for is on its way from one to the other
 
 
 def test_shares_of_time_are_those_of_one_rank() -> None:

@@ -1,7 +1,12 @@
 """Stages are told from real stacks: each case stops inside real library or user code and looks up from there."""
 
 import io
+import multiprocessing
+import os
+import struct
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -259,6 +264,24 @@ def test_only_a_device_is_waited_for() -> None:
     assert TRAINER.stage_of_call("builtins.print") == "logging"
     assert TRAINER.stage_of_call("torch.conv2d") == "forward"
     assert TRAINER.stage_of_call("numpy.add") is None
+
+
+def test_a_batch_that_comes_through_a_pipe_is_received_and_not_waited_for() -> None:
+    """Behind its header, whoever holds up the rest of it."""
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    thread = threading.Thread(target=reader.recv_bytes)
+    thread.start()
+
+    def seen(size: int) -> str:
+        while (frame := sys._current_frames()[thread.ident or 0]).f_locals.get("remaining") != size:
+            time.sleep(0.001)
+        return part(frame, on_device=False).stage
+
+    assert seen(4) == "wait"
+    os.write(writer.fileno(), struct.pack("!i", 10) + b"first")
+    assert seen(5) == "unpickle"
+    os.write(writer.fileno(), b"other")
+    thread.join()
 
 
 def test_libraries_calls_of_a_dataset() -> None:

@@ -87,6 +87,30 @@ def test_more_gpus_are_no_cure_for_workers() -> None:
     assert gpus.vain and "mend the data first" in gpus.why
 
 
+def test_hardware_is_bought_when_two_lines_that_may_do_as_well_were_tried() -> None:
+    costs = {"wait_s": 0.0, "starved_s": 0.0, "compute_s": 0.1, "stages": SMALL}
+    lines_left = replace(GPU, autocast=True, channels_last=False)
+    found = diagnose(made(**costs, compute=lines_left)).predictions
+    assert not [one for one in found if one.helps]
+    assert [one.family for one in found if one.in_doubt] == ["layout", "gpus"]
+    tried = replace(lines_left, channels_last=True)
+    (only,) = [one for one in diagnose(made(**costs, compute=tried)).predictions if one.helps]
+    assert only.effort == Effort.HARDWARE
+
+
+@pytest.mark.parametrize(("utilization", "gain"), [(0.1, 1 / 0.4), (0.9, 1 / 0.9), (1.0, 1.0)])
+def test_many_synchronisations_in_a_step_cost_no_more_than_the_time_in_which_no_kernel_ran(
+    utilization: float, gain: float
+) -> None:
+    """A loop that only computes waits for its kernels, too."""
+    many = replace(GPU, items=600, items_s=0.6 * 56 * 0.1, item_lines=["train.py:9"])
+    seen = made(wait_s=0.0, starved_s=0.0, idle_s=0.0, compute_s=0.1, stages=SMALL, compute=many,
+                gpus=[Gpu(uuid="x", utilization=utilization)])  # fmt: skip
+    found = next(one for one in diagnose(seen).predictions if one.family == "sync")
+    assert found.gain == pytest.approx(gain, rel=0.03) and found.at_most
+    assert ("ran dry for 0 %" in found.why) == found.vain == (utilization == 1.0)
+
+
 def test_a_loop_outside_any_function_has_no_lines_to_name() -> None:
     seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL)
     named = [replace(one, functions={"python train.py:<module>:12": 9.0}) for one in seen.trainers]

@@ -6,7 +6,7 @@ import pytest
 
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.record.recording import Costs, Recording
+from feedline.profiling.record.recording import Compute, Costs, Recording
 from tests.profiling.recordings import made
 from tests.profiling.remedy_runs import begun_anew, first
 
@@ -45,6 +45,24 @@ def test_workers_with_threads_take_more_cores_than_one() -> None:
         gains[threads] = next(one.gain for one in of_family(seen, "workers") if one.remedy == "num_workers=2")
     assert gains[1.0] > 1.7
     assert gains[2.0] < 1.1
+
+
+def test_workers_that_idle_are_not_what_the_loop_waits_for() -> None:
+    """Whatever it is: more of them would idle, too. Busy ones are."""
+    costs = {"wait_s": 0.08, "compute_s": 0.01, "cores": 16}
+    idle, busy = (made(**costs, stages={"decode": seconds}) for seconds in (0.0018, 0.0052))
+    assert all(one.vain and "the workers idle 6" in one.why for one in of_family(idle, "workers"))
+    assert max(one.gain_low for one in of_family(busy, "workers")) > 3
+
+
+def test_threads_that_spin_behind_the_loading_are_no_reason_against_workers() -> None:
+    """On a machine of many cores torch's threads take them all while the trainer prepares its batches."""
+    usage = Compute(device="cuda:0", user_cpu_s=56 * 0.02, faulty_steps=56)
+    seen = made(wait_s=0.2, compute_s=0.02, workers=0, cores=16, stages={"transform": 0.2 / 32},
+                trainer_cpu_s=0.22 * 15 / 32, compute=usage)  # fmt: skip
+    best = of_family(seen, "workers")[0]
+    assert best.helps and best.gain > 6
+    assert "the 16 cores are then the limit" not in best.why
 
 
 def test_a_loader_that_each_step_begins_anew_is_kept() -> None:
