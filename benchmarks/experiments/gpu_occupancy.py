@@ -30,6 +30,8 @@ from feedline.profiling.machine.nvml import GpuSampler
 
 KERNEL_S = 0.02
 SCHEDULERS, LATENCY_CYCLES = 4, 4
+LAG_S = 0.3
+"""For which GPM's counters may still tell of the kernel before."""
 AHEAD = 4
 """Launches that are queued: the device never runs dry."""
 NCU_METRICS = {
@@ -165,7 +167,7 @@ def watched(load: Load | None, seconds: float) -> dict[str, Any]:
         event.record()
         if len(queued) > AHEAD:
             queued.popleft().synchronize()
-            if not looked:
+            if not looked and time.perf_counter() - began_s > LAG_S:
                 looked, _ = True, list(sampler.look(set()))
     list(sampler.look(set()))
     gpu = next(iter(sampler.summary()), None)
