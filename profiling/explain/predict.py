@@ -15,8 +15,8 @@ own upper end.
 What helps gains something at the lower end of its interval. Families (workers, shards, …) stand in the order of what
 they gain for sure, less what they ask for (`WORTH`); before them stands what mends the very cause, and what is a
 setting and all but reaches the ceiling; before a cause of which only the most it can give is known, a setting that
-gains a fifth; hardware comes last, and is promised only where nothing else may help. Within a family the best is the
-first.
+gains a fifth; more GPUs come last, and are not promised where only something cheaper is left that may gain as much.
+Within a family the best is the first.
 """
 
 import math
@@ -45,7 +45,7 @@ NO_CEILING_ERROR = 0.08
 ERROR_PER_DOUBLING = 0.04
 RECEDED = 1.5
 NOTABLE = 0.05  # a gain below this share is none
-WORTH = {Effort.SETTING: 1.0, Effort.CODE: 0.95, Effort.PREPARING: 0.87, Effort.REWRITE: 0.7, Effort.HARDWARE: 1.0}
+WORTH = {Effort.SETTING: 1.0, Effort.CODE: 0.95, Effort.PREPARING: 0.87, Effort.REWRITE: 0.7, Effort.HARDWARE: 0.6}
 """What is left of a gain when what it asks for is held against it: a setting comes before preparing that gains 15 %
 more."""
 LESS_ALIKE = 0.95  # the same for what changes the training
@@ -102,18 +102,23 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
 
 def _hardware_last(found: list[tuple[Change, Prediction]]) -> list[tuple[Change, Prediction]]:
     """Nobody buys a GPU before two lines are tried that may do as well."""
-    bought = Effort.HARDWARE
-    if any(one.helps and one.effort < bought for _, one in found):
-        return found
-    if not any(one.in_doubt and one.effort < bought for _, one in found):
+    bought = [one for _, one in found if one.helps and _is_bought(one)]
+    others = [one for _, one in found if not _is_bought(one)]
+    least = min((one.gain_low for one in bought), default=math.inf)
+    if any(one.helps for one in others) or not any(one.in_doubt and one.gain_high >= least for one in others):
         return found
     return [(change, replace(one, helps=False)) for change, one in found]
+
+
+def _is_bought(one: Prediction) -> bool:
+    return one.family == "gpus" and one.effort == Effort.HARDWARE
 
 
 def _unsure(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, float, int]:
     """Of what does not surely help: where the model is the limit, what may make the model faster comes first."""
     of_model = at.now.binding() in OF_MODEL and math.isinf(change.ceiling_times)
-    return not (of_model and one.in_doubt), one.effort == Effort.HARDWARE, -one.gain, one.effort
+    bought = _is_bought(one)
+    return bought or not (of_model and one.in_doubt), bought, -one.gain, one.effort
 
 
 def _within(one: Prediction) -> tuple[float, int, bool]:
@@ -127,7 +132,7 @@ def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, 
     of_data = one.effort == Effort.SETTING and math.isfinite(change.ceiling_times)
     leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
     worth = WORTH[one.effort] * (LESS_ALIKE if one.changes else 1.0)
-    return one.effort == Effort.HARDWARE, not leads, one.effort if leads else 0, -one.gain_low * worth
+    return _is_bought(one), not leads, one.effort if leads else 0, -one.gain_low * worth
 
 
 def _good_setting(change: Change, one: Prediction) -> bool:

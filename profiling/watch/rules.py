@@ -231,7 +231,7 @@ def part(
         source = not is_in(code, NO_SOURCE)
         reads = source and (reads or stage in ("read", "decode"))
         if loop is not None and code in loop.steps:
-            waits = found == "wait" and blocked in (LOCK, WAIT)  # for whoever else makes them
+            waits = found in ("wait", "unpickle") and blocked in (LOCK, WAIT)  # for whoever else makes them
             if not waits and found not in ELSE and _makes(beneath, reads, yields, loop):
                 found = "load"
             break

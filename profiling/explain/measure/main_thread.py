@@ -77,6 +77,8 @@ class Trainer:
     waits_error: float  # of the waits for a watched loader alone; of the share of data elsewhere
     delay: float | None  # share of the main thread's time beside data that it had no core; None: not told
     cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
+    aside_cpu_s: float
+    """What its other threads took while it prepared its batches itself: helping, or spinning."""
     faults_per_step: float
     """glibc gives a step's activations back to the kernel, and the next step takes them again, zeroed, page by page.
     Counted for a model on the CPU."""
@@ -100,6 +102,7 @@ def measure_trainer(recording: Recording, steps: Sequence[Step], *, idle: float 
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s and (looks >= FEW_LOOKS or not sampled) else None
     unpickle_share, unpickle_alone = _unpickling(recording, idle)
     copies = [step.copy_s for step in steps if step.copy_s is not None]
+    steps_cpu_s = _cpu_s(recording, steps)
     free_cpu_s = recording.leg("cached").trainer_cpu_s_per_sample
     compute, (layout_gain, of_legs) = recording.compute, _of_legs(recording)
     kernel_share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
@@ -125,7 +128,8 @@ def measure_trainer(recording: Recording, steps: Sequence[Step], *, idle: float 
         prepare_error=prepare_error,
         waits_error=math.sqrt(max(0.0, errors.data**2 - prepare_error**2)),
         delay=_delay(recording),
-        cpu_s=statistics.median(free_cpu_s) if free_cpu_s else _cpu_s(recording, steps),
+        cpu_s=statistics.median(free_cpu_s) if free_cpu_s else steps_cpu_s,
+        aside_cpu_s=(recording.costs.trainer_cpu_s or 0.0) - steps_cpu_s,
         faults_per_step=faults_per_step,
         kernel_share=kernel_share,
         kept_gain=kept_gain,
@@ -242,7 +246,8 @@ def _cpu_s(recording: Recording, steps: Sequence[Step]) -> float:
     """Per sample, of all the trainer's threads. Where it prepares its batches itself, those of torch that help with a
     batch, or spin behind it, need no core for the model: what its steps took beside the waiting was noted."""
     compute, all_s = recording.compute, recording.costs.trainer_cpu_s or 0.0
-    loads = any(worker.in_trainer for worker in recording.workers)
+    loader = recording.train_loader
+    loads = any(worker.in_trainer and loader and worker.loader == loader.id for worker in recording.workers)
     if not (loads and compute.faulty_steps and steps):
         return all_s
     each_s = (compute.user_cpu_s + compute.kernel_cpu_s) / compute.faulty_steps

@@ -18,8 +18,11 @@ from feedline.profiling.record.uncertainty import UNKNOWN_ERROR, look_error
 
 SLOW = 1.6  # a worker that takes this many times as long per sample as the others is called slow …
 SURELY_SLOW = 1.3  # … where its 95 % interval lies above this
+OF_A_CORE = 2.5  # up to so many times as long, in all it does alike, may be its core's doing
+NOTABLE = 0.1  # share of its busy time by which what a worker does differs from what the others do
 BLOCKED = ("blocked", "lock")
 SHORT = 0.15  # share of their busy time without a core from which workers lack cores
+SPARE_SURELY = 0.35  # share of their time that all workers surely idle, from which more of them would idle, too
 FEW_LOOKS = 20  # fewer stack samples than this show no share
 
 
@@ -62,6 +65,13 @@ class Workers:
     def busy(self) -> float:
         """The share of their time in which they are not waiting for work."""
         return 1.0 - self.stages.get("idle", 1.0)
+
+    @property
+    def surely_idle(self) -> bool:
+        """Each of them has much time to spare."""
+        seen = [(each["idle"], look_error(each["idle"], worker.ticks)) for worker, each in self.each if each]
+        least = min((idle - ERRORS_90 * error for idle, error in seen), default=0.0)
+        return self.count > 0 and self.looks >= FEW_LOOKS and least >= SPARE_SURELY
 
     @property
     def lack_cores(self) -> bool:
@@ -206,10 +216,28 @@ def _cost(worker: WorkerTime) -> Rate | None:
     busy_s = _busy_s(worker)
     if not worker.samples or busy_s <= 0:
         return None
-    looks = worker.ticks * busy_s / max(worker.seconds, busy_s)
+    looks = _looks(worker)
     of_blocks = (worker.sample_error_s or 0.0) * worker.samples / busy_s
     alone_s = sum(_alone_s(worker, name) for name in _busy_stages())
     return Rate(value=alone_s / worker.samples, error=max(of_blocks, 1.0 / math.sqrt(max(1.0, looks))))
+
+
+def _does_else(one: WorkerTime, others: WorkerTime) -> bool:
+    """Whether something takes surely more of a worker's busy time than of the others'."""
+    mine, theirs = ({**of.stages, **of.functions} for of in (one, others))
+    mine_s, theirs_s = max(_busy_s(one), 1e-9), max(_busy_s(others), 1e-9)
+    for name, seconds in mine.items():
+        share, usual = min(1.0, seconds / mine_s), min(1.0, theirs.get(name, 0.0) / theirs_s)
+        spread = (of * (1.0 - of) / max(1.0, looks) for of, looks in ((share, _looks(one)), (usual, _looks(others))))
+        if name != "idle" and share - usual > max(NOTABLE, ERRORS_90 * math.sqrt(sum(spread))):
+            return True
+    return False
+
+
+def _looks(worker: WorkerTime) -> float:
+    """At its work."""
+    busy_s = _busy_s(worker)
+    return worker.ticks * busy_s / max(worker.seconds, busy_s, 1e-9)
 
 
 def _slow_worker(workers: Sequence[WorkerTime]) -> Slow | None:
@@ -223,4 +251,6 @@ def _slow_worker(workers: Sequence[WorkerTime]) -> Slow | None:
         return None
     factor = cost.value / usual.value
     error = factor * math.hypot(cost.error, usual.error)
+    if factor < OF_A_CORE and not _does_else(slowest, _merged([worker for _, worker in others])):
+        return None  # its core may be slower, or shared with a neighbour of this machine
     return Slow(slowest, factor, error) if factor >= SLOW and factor - ERRORS_95 * error > SURELY_SLOW else None

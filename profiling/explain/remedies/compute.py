@@ -100,18 +100,26 @@ def hidden_synchronisations(at: Situation) -> Iterable[Change]:
     steps = at.recording.measured()
     dry = [step.idle_s for step in steps if step.idle_s is not None]
     seen = bool(dry) and compute.items <= ONE_EACH * len(steps)
-    busy = max((gpu.utilization or 0.0 for gpu in at.recording.gpus), default=0.0)
-    lost = min(share, sum(dry) / seconds / at.now.ranks if seen else 1.0 - busy)
+    most_lost = sum(dry) / seconds / at.now.ranks if seen else 1.0 - _kernels_share(at)
+    lost = min(share, most_lost)
     of_step = min(0.95, lost / max(1.0 - at.measured.trainer.shares.data, 0.05))
     notable, most = lost >= 0.02, bool(dry) and not seen
     then = replace(at.now, step_s=at.now.step_s * (1 - (1.0 if most else 0.5) * of_step)) if notable else at.now
-    if not notable and (seen or busy):
-        why += f", but the device ran dry for {units.percent(lost)} of it"
+    if not notable and most_lost < share:
+        dry_words = "the device ran dry" if seen else "no kernel ran on the GPU"
+        why += f", but {dry_words} for {units.percent(lost)} of it"
     yield Change(family="sync", remedy="no hidden synchronisations", then=then, effort=Effort.CODE, target=lines,
                  why=f"{why}; {AT_MOST if most else HALF}" if notable else Vain(why),
                  command="total += loss.detach()  # and .item() once, when it is printed",
                  extra_error=0.3 * lost, at_most=most,
                  ceiling_times=math.inf)  # fmt: skip
+
+
+def _kernels_share(at: Situation) -> float:
+    """Of the time, at least, in which a kernel ran, by NVML; 0 where it does not say of which GPU."""
+    gpus = at.recording.gpus
+    own = [gpu for gpu in gpus if gpu.process_memory_bytes] or (gpus if len(gpus) == 1 else [])
+    return max((max(gpu.utilization or 0.0, gpu.sm_active or 0.0) for gpu in own), default=0.0)
 
 
 def faster_model(at: Situation) -> Iterable[Change]:

@@ -1,13 +1,14 @@
 """Remedies for how the script draws its batches: workers, their queue, their start, or a loader at all. Pure."""
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.pipeline.base.settings import TORCH_PREFETCH
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.main_thread import all_ranks, looked
-from feedline.profiling.explain.measure.rates import ERRORS_90
+from feedline.profiling.explain.measure.rates import ERRORS_90, waited_s
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest
@@ -25,7 +26,7 @@ from feedline.profiling.record import units
 
 MOST_WORKERS = 32
 WAITING = 0.5  # share of a sample's time that is waiting for files or servers, from which cores are no limit
-IDLE = 0.5  # share of their time that workers surely idle, from which it is not they that the loop waits for
+EVENLY = 0.5  # of the mean wait, which the median reaches where most steps wait
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
 SOME = 1.02  # less is no gain
 TORCHS_NONE = "DataLoader(…, num_workers=0)"  # which refuses what is of workers
@@ -65,11 +66,17 @@ def handing_over(at: Situation) -> float:
     return share if at.measured.batches_ready and share >= DATA_BOUND else 0.0
 
 
-def surely_idle(at: Situation) -> bool:
-    """Whether the workers do nothing for most of the time."""
-    workers = at.measured.workers
-    idle = workers.stages.get("idle", 0.0) - ERRORS_90 * workers.stage_errors.get("idle", 0.0)
-    return workers.count > 0 and idle >= IDLE
+def idle_workers(at: Situation) -> Vain | None:
+    """Why nothing that workers do would help: a loop that waits in most of its steps although each of them idles.
+    Where it waits long now and then, for a batch that takes long, the others idle meanwhile."""
+    if waiting_beside(at) < DATA_BOUND or not at.measured.workers.surely_idle:
+        return None
+    waits = [waited_s(step) for step in at.recording.measured()]
+    if statistics.median(waits) < EVENLY * statistics.fmean(waits):
+        return None
+    idle, unpickles = units.percent(at.measured.workers.stages["idle"]), at.measured.unpickling_limits
+    what = "the handing over of batches" if unpickles else "something else than their work"
+    return Vain(f"the workers idle {idle} of the time: the loop waits for {what}")
 
 
 def waiting_beside(at: Situation) -> float:
@@ -90,14 +97,22 @@ def other_workers(at: Situation) -> Iterable[Change]:
     counts |= {0} if handing_over(at) else set()
     for count in sorted(counts - {at.now.workers}):
         then, more = at.with_workers(count), count > at.now.workers
+        unknown = 0.0 if at.now.workers else error_between(_with_threads(at, then), then)
         shares_out = iterates(at) and count > 1
         yield Change(
             family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
             effort=Effort.SETTING, why=_why_workers(at, then), settings={"num_workers": count},
-            command=_workers_line(at, count), cause=more and (waits or not at.now.workers),
+            command=_workers_line(at, count), extra_error=unknown, cause=more and (waits or not at.now.workers),
             needs="a dataset that shares its samples out among workers (get_worker_info): else each gives all of them"
             if shares_out else "",
         )  # fmt: skip
+
+
+def _with_threads(at: Situation, then: Throughput) -> Throughput:
+    """If all that the trainer's other threads did while it prepared its batches were work, and they did not spin:
+    work that a worker, which has one thread, does by itself."""
+    aside_s = at.measured.trainer.aside_cpu_s
+    return replace(then, worker_s=then.worker_s + aside_s, worker_cpu_s=then.worker_cpu_s + aside_s)
 
 
 def _workers_line(at: Situation, count: int) -> str:
@@ -124,9 +139,8 @@ def _why_workers(at: Situation, then: Throughput) -> str:
         return "fewer workers leave the model more of the cores" if gains else Vain(more)
     if handing_over(at):
         return Vain("batches are ready when they are asked for")
-    if waiting_beside(at) >= DATA_BOUND and surely_idle(at) and at.measured.workers.slow is None:
-        idle = units.percent(at.measured.workers.stages["idle"])
-        return Vain(f"the workers idle {idle} of the time: the loop waits for something else than their work")
+    if why := idle_workers(at):
+        return why
     if binding == "cores":
         limit = f"the {cores:g} cores are then the limit: workers and trainer share them"
         return limit if gains else Vain(limit)
@@ -149,6 +163,7 @@ def prefetch(at: Situation) -> Iterable[Change]:
     why: str = Vain("the queue is hardly ever empty")
     if at.measured.trainer.shares.data >= HARDLY:
         why = Vain("a longer queue only evens out: what is missing is the workers' average rate")
+        why = idle_workers(at) or why
         if alone is not None and room > 1.1:
             # Half of what the loader could do alone: with the model running it will not get all of it back.
             then = replace(at.now, worker_s=at.now.worker_s / (0.5 + 0.5 * room), contention={})

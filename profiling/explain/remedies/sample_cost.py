@@ -13,7 +13,7 @@ from typing import NamedTuple
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import busiest
-from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, share_of, surely
+from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, idle_workers, share_of, surely
 from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
     Change,
@@ -149,6 +149,8 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     cures = ("transform", "blocked", "lock") if _is_ours(at) else CURES
     stages = {name: surely(at, name) for name in cures if name != "read" or opens}
     top = max(stages, key=lambda name: stages[name])
+    if top != "send" and idle_workers(at):
+        return
     for stage, share in stages.items():
         if (stage == top and share >= NOTABLE) or (stage == "lock" and share >= LOCKED):
             yield _cheaper(at, stage)

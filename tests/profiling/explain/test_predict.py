@@ -165,7 +165,7 @@ def test_what_is_dear_to_unpickle_is_sent_lighter() -> None:
 
 def test_a_collate_function_of_ones_own_is_named_and_torchs_is_not_done_without() -> None:
     stages = {"decode": 0.0003, "collate": 0.004}
-    seen = made(wait_s=0.13, compute_s=0.01, workers=2, cores=2, stages=stages, ceiling=3200.0)
+    seen = made(wait_s=0.06, compute_s=0.01, workers=2, cores=2, stages=stages, ceiling=3200.0)
     own = with_workers(seen, functions={"collate train.py:pad": 2.0})
     assert (first(own).family, first(own).target) == ("stage", "collate") and "--lines-of pad" in first(own).command
     unnamed = first(with_workers(seen, functions={"collate fetch.py:fetch": 2.0}))

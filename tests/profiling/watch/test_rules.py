@@ -273,7 +273,9 @@ def test_a_batch_that_comes_through_a_pipe_is_received_and_not_waited_for() -> N
     thread.start()
 
     def seen(size: int) -> str:
+        until_s = time.monotonic() + 20
         while (frame := sys._current_frames()[thread.ident or 0]).f_locals.get("remaining") != size:
+            assert time.monotonic() < until_s
             time.sleep(0.001)
         return part(frame, on_device=False).stage
 

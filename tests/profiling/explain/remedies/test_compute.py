@@ -88,14 +88,31 @@ def test_more_gpus_are_no_cure_for_workers() -> None:
 
 
 def test_hardware_is_bought_when_two_lines_that_may_do_as_well_were_tried() -> None:
-    costs = {"wait_s": 0.0, "starved_s": 0.0, "compute_s": 0.1, "stages": SMALL}
-    lines_left = replace(GPU, autocast=True, channels_last=False)
-    found = diagnose(made(**costs, compute=lines_left)).predictions
+    costs = {"wait_s": 0.0, "starved_s": 0.0, "compute_s": 0.086, "copy_s": 0.014, "stages": SMALL}
+    found = diagnose(made(**costs, compute=GPU)).predictions
     assert not [one for one in found if one.helps]
-    assert [one.family for one in found if one.in_doubt] == ["layout", "gpus"]
-    tried = replace(lines_left, channels_last=True)
+    in_doubt = [one.family for one in found if one.in_doubt]
+    assert (in_doubt[0], in_doubt[-1]) == ("autocast", "gpus")
+    tried = replace(GPU, autocast=True)
     (only,) = [one for one in diagnose(made(**costs, compute=tried)).predictions if one.helps]
     assert only.effort == Effort.HARDWARE
+
+
+def test_what_may_gain_little_does_not_hold_back_a_gpu_that_gains_much() -> None:
+    costs = {"wait_s": 0.0, "starved_s": 0.0, "compute_s": 0.086, "copy_s": 0.014, "stages": SMALL}
+    found = diagnose(made(**costs, compute=replace(GPU, autocast=True))).predictions
+    (pin,) = [one for one in found if one.family == "pin"]
+    assert pin.in_doubt and [one.family for one in found if one.helps] == ["gpus"]
+
+
+def test_another_s_gpu_says_nothing_of_the_script_s() -> None:
+    many = replace(GPU, items=600, items_s=0.6 * 56 * 0.1)
+    gpus = [Gpu(uuid="mine", utilization=0.1, sm_active=0.4, process_memory_bytes={"7": 1.0}),
+            Gpu(uuid="others", utilization=1.0)]  # fmt: skip
+    for seen, gain in ((gpus, 1 / 0.4), ([*gpus[1:], Gpu(uuid="unknown")], 1 / 0.4)):
+        shown = made(wait_s=0.0, starved_s=0.0, idle_s=0.0, compute_s=0.1, stages=SMALL, compute=many, gpus=seen)
+        found = next(one for one in diagnose(shown).predictions if one.family == "sync")
+        assert found.gain == pytest.approx(gain, rel=0.03)
 
 
 @pytest.mark.parametrize(("utilization", "gain"), [(0.1, 1 / 0.4), (0.9, 1 / 0.9), (1.0, 1.0)])
@@ -108,7 +125,7 @@ def test_many_synchronisations_in_a_step_cost_no_more_than_the_time_in_which_no_
                 gpus=[Gpu(uuid="x", utilization=utilization)])  # fmt: skip
     found = next(one for one in diagnose(seen).predictions if one.family == "sync")
     assert found.gain == pytest.approx(gain, rel=0.03) and found.at_most
-    assert ("ran dry for 0 %" in found.why) == found.vain == (utilization == 1.0)
+    assert ("no kernel ran on the GPU for 0 %" in found.why) == found.vain == (utilization == 1.0)
 
 
 def test_a_loop_outside_any_function_has_no_lines_to_name() -> None:
