@@ -21,7 +21,7 @@ from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import die_with
 
 PRELOAD = ("numpy", "psutil", "torch", "torchvision", "torch.utils.data")
-"""Imports only: nothing here may start a thread or touch a GPU, or forks would inherit the halves of both."""
+"""Nothing here may start a thread or touch a GPU, or forks would inherit the halves of both."""
 
 
 def serve(parent: int, terminal: int) -> None:
