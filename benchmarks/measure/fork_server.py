@@ -21,7 +21,7 @@ from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import die_with
 
 PRELOAD = ("numpy", "psutil", "torch", "torchvision", "torch.utils.data")
-"""Nothing here may start a thread or touch a GPU, or forks would inherit the halves of both."""
+"""Imports only: nothing here may start a thread or touch a GPU, or forks would inherit the halves of both."""
 
 
 def serve(parent: int, terminal: int) -> None:
@@ -33,17 +33,9 @@ def serve(parent: int, terminal: int) -> None:
     redirect(os.devnull)
     for name in PRELOAD:
         __import__(name)
-    first_optimizer()
     answers.write('{"ready": true}\n')
     for line in sys.stdin:
         answers.write(answer(json.loads(line), terminal))
-
-
-def first_optimizer() -> None:
-    """It imports the compiler's half of torch, for seconds."""
-    import torch
-
-    torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
 def answer(request: dict[str, Any], terminal: int) -> str:
