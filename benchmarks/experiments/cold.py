@@ -1,7 +1,7 @@
 """Data that is not in memory: feedline and its peers from a cold disk, and from storage of growing latency.
 
     python -m feedline.benchmarks.experiments.cold IMAGE_FOLDER --work DIR [--peers ffcv webdataset …]
-        [--latencies-ms 0 2 20 --bandwidth-mb 60 --rounds 3 --seconds 10]
+        [--latencies-ms 0 2 20 --bandwidth-mb 60 --rounds 3 --seconds 10 --only "20 ms: feedline" …]
 
 IMAGE_FOLDER: some 12,000 images (`feedline synth DIR --layout folder --images 12000`), as two hours are long enough.
 Batches of 64, RandomResizedCrop 224 and flip, uint8, two workers or threads; every figure is a fresh process and at
@@ -72,15 +72,20 @@ Figures = dict[str, Any]
 
 def main() -> None:
     given = options(__doc__, "cold.json", "originals", "--work", peers=NAMED, latencies_ms=(0.0, 2.0, 20.0),
-                    bandwidth_mb=60.0, rounds=3, seconds=10.0)  # fmt: skip
+                    bandwidth_mb=60.0, rounds=3, seconds=10.0, only=("",))  # fmt: skip
     work, common = given.work.resolve(), {"batch_size": 64, "workers": 2, "seconds": given.seconds, "cold": True}
     make_inputs(given.originals, work, ["256-jpeg", "256-planes", "64-raw"])
-    rows = {row.name: row for row in rows_of(given.originals, work, given.peers)}
-    problems = prepared(rows.values(), common)
     storages: dict[str, float | None] = {MEMORY: None, DISK: None}
     storages |= {f"{latency:g} ms": latency / 1e3 for latency in given.latencies_ms}
+
+    def wanted(cell: str) -> bool:
+        return any(cell.startswith(begin) for begin in given.only)
+
+    rows = {row.name: row for row in rows_of(given.originals, work, given.peers)}
     ours = {**rows["feedline"].spec, "cache_dir": str(cache_of(work))}
     over_http = {name: replace(rows["feedline"], spec={**ours, **more}) for name, more in HTTP.items()}
+    rows = {name: row for name, row in rows.items() if any(wanted(f"{storage}: {name}") for storage in storages)}
+    problems = prepared(rows.values(), common)
     cells: dict[str, Callable[[], Figures]] = {}
     for storage, latency_s in storages.items():
         if latency_s is not None:
@@ -94,6 +99,7 @@ def main() -> None:
             cells |= {f"{storage}: {name}": partial(gives, place, work, folder) for name, folder in GIVES.values()}
         for name in rows.keys() - problems.keys():
             cells[f"{storage}: {name}"] = partial(measured, place, rows[name], work, common)
+    cells = {name: cell for name, cell in cells.items() if wanted(name)}
     by_round = in_rounds(cells, given.rounds, lambda one: one.get("problem") or f"{one['samples_per_s']:,.0f}")
     figures = {name: summary(column(by_round, name)) for name in cells}
     settings = {**common, "bandwidth_bytes_per_s": 1e6 * given.bandwidth_mb, "latency_s": storages,
