@@ -79,6 +79,11 @@ class Prediction(Offer):
         """A gain that cannot be told from none."""
         return not self.helps and not self.vain and self.gain > 1.0 + NOTABLE
 
+    @property
+    def bought(self) -> bool:
+        """It takes GPUs that are not there."""
+        return self.family == "gpus" and self.effort == Effort.HARDWARE
+
 
 def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[Prediction]:
     """What helps, family by family, the first thing to do first; then what does not.
@@ -102,23 +107,18 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
 
 def _hardware_last(found: list[tuple[Change, Prediction]]) -> list[tuple[Change, Prediction]]:
     """Nobody buys a GPU before two lines are tried that may do as well."""
-    bought = [one for _, one in found if one.helps and _is_bought(one)]
-    others = [one for _, one in found if not _is_bought(one)]
+    bought = [one for _, one in found if one.helps and one.bought]
+    others = [one for _, one in found if not one.bought]
     least = min((one.gain_low for one in bought), default=math.inf)
     if any(one.helps for one in others) or not any(one.in_doubt and one.gain_high >= least for one in others):
         return found
     return [(change, replace(one, helps=False)) for change, one in found]
 
 
-def _is_bought(one: Prediction) -> bool:
-    return one.family == "gpus" and one.effort == Effort.HARDWARE
-
-
 def _unsure(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, float, int]:
     """Of what does not surely help: where the model is the limit, what may make the model faster comes first."""
     of_model = at.now.binding() in OF_MODEL and math.isinf(change.ceiling_times)
-    bought = _is_bought(one)
-    return bought or not (of_model and one.in_doubt), bought, -one.gain, one.effort
+    return one.bought or not (of_model and one.in_doubt), one.bought, -one.gain, one.effort
 
 
 def _within(one: Prediction) -> tuple[float, int, bool]:
@@ -132,7 +132,7 @@ def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, 
     of_data = one.effort == Effort.SETTING and math.isfinite(change.ceiling_times)
     leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
     worth = WORTH[one.effort] * (LESS_ALIKE if one.changes else 1.0)
-    return _is_bought(one), not leads, one.effort if leads else 0, -one.gain_low * worth
+    return one.bought, not leads, one.effort if leads else 0, -one.gain_low * worth
 
 
 def _good_setting(change: Change, one: Prediction) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from feedline.profiling.explain.predict import Effort, Prediction
+from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import Diagnosis
 from feedline.profiling.record import units
 from feedline.profiling.render.sections import Prose, Reasons, Remedies, Section, section
@@ -53,7 +53,7 @@ def what_may_help(diagnosis: Diagnosis) -> Section | None:
         words = (
             "These gains are too small or too uncertain to be told from none: "
             f"{narrowed}; what is only typical is best tried"
-            f"{', before hardware is bought' if any(p.effort == Effort.HARDWARE for p in open_) else ''}."
+            f"{', before hardware is bought' if any(p.bought for p in open_) else ''}."
         )
         chart = Remedies(rows=rows, unit=diagnosis.measured.unit, most=_most(rows))
         return section("What may help", Prose(words), chart)
