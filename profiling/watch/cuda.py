@@ -5,7 +5,8 @@ far apart as the device had nothing of that stream to do (or less than the host'
 read back later, once they have passed, and by the script's own thread: any other that asks CUDA about an event while
 a graph is captured breaks the capture.
 
-What is copied on another stream than the steps' is copied beside them, and no step is said to wait for it.
+What is copied on another stream than the steps' is copied beside them, and no step is said to wait for it. Copies of
+less than SMALL_BYTES take no longer than to be asked for, and are not marked: a mark costs as much.
 """
 
 import functools
@@ -24,6 +25,7 @@ from feedline.profiling.watch.patches import Patches
 
 SYNCHRONISING = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
 LIMIT = 8192  # marks that are waited for
+SMALL_BYTES = 64 << 10
 
 
 def in_use() -> Any:
@@ -41,6 +43,13 @@ def settle_device() -> None:
         # On a device without memory of ours there is nothing of ours, perhaps not even a context.
         if quietly(functools.partial(torch.cuda.memory_allocated, index)):
             torch.cuda.synchronize(index)
+
+
+def is_small(tensor: Any) -> bool:
+    try:
+        return tensor.nbytes < SMALL_BYTES
+    except (RuntimeError, AttributeError):  # a sparse one, a subclass that has no storage
+        return False
 
 
 class Method:
@@ -111,9 +120,9 @@ class Device:
         device = self._capture.facts.device
         return device if device.startswith("cuda") else None
 
-    def _mark(self) -> Any:
+    def _mark(self, stream: Any = None) -> Any:
         event = self._torch.cuda.Event(enable_timing=True)
-        event.record(self._torch.cuda.current_stream(self._model_s()))
+        event.record(stream or self._current())
         return event
 
     def optimizer_stepped(self, row: StepRow) -> None:
@@ -125,7 +134,8 @@ class Device:
         self._stepped = self._came = None
         if self._markable():
             self._read()
-            self._ended, self._stream = self._mark(), self._current()
+            stream = self._current()
+            self._ended, self._stream = self._mark(stream), stream.cuda_stream
             if stepped is not None:
                 self._marks.append((stepped[0], "idle_s", stepped[1], self._ended))
 
@@ -136,8 +146,8 @@ class Device:
             self._marks.extend((row, "starved_s", self._ended, self._came) for row in rows)
             self._ended = None
 
-    def _current(self) -> int:
-        return self._torch.cuda.current_stream(self._model_s()).cuda_stream
+    def _current(self) -> Any:
+        return self._torch.cuda.current_stream(self._model_s())
 
     def _copying(self, original: Any) -> Any:
         capture = self._capture
@@ -149,12 +159,15 @@ class Device:
                 return original(tensor, *args, **kwargs)
             if tensor.is_cuda:
                 return self._away(original, tensor, *args, **kwargs)
-            if not self._markable() or self._current() != self._stream:
+            if is_small(tensor) or not self._markable():
                 return original(tensor, *args, **kwargs)
-            before = capture.costing(self._mark)
+            stream = self._current()
+            if stream.cuda_stream != self._stream:
+                return original(tensor, *args, **kwargs)
+            before = capture.costing(self._mark, stream)
             result = self._once(original, tensor, *args, **kwargs)
             if result.is_cuda:
-                self._marks.append((row, "copy_s", before, capture.costing(self._mark)))
+                self._marks.append((row, "copy_s", before, capture.costing(self._mark, stream)))
                 came, self._came = self._came, None
                 if came is not None:
                     self._marks.append((row, "idle_s", came, before))

@@ -217,6 +217,7 @@ class Event:
 
 class OnHost(OnDevice):
     is_cuda = False
+    nbytes = 1 << 20
 
     def to(self) -> OnDevice:
         return OnDevice()

@@ -67,8 +67,8 @@ def tensors(cuda: Cuda) -> type[Any]:
     """Of a device on which a copy takes 2 ms."""
 
     class Tensor:
-        def __init__(self, is_cuda: bool = False) -> None:
-            self.is_cuda = is_cuda
+        def __init__(self, is_cuda: bool = False, nbytes: int = 1 << 20) -> None:
+            self.is_cuda, self.nbytes = is_cuda, nbytes
 
         def to(self, where: str, **_: Any) -> "Tensor":
             cuda.now_ms += 2.0
@@ -156,6 +156,25 @@ def test_what_is_copied_beside_the_steps_delays_none(tmp_path: Path) -> None:
     script.Tensor().to("cuda")
     script.cuda.stream = 0
     script.Tensor().to("cuda")
+    assert script.end().steps[0].copy_s == pytest.approx(0.002)
+
+
+def test_a_copy_as_small_as_labels_are_is_not_marked(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.capture.ask(script.loop)
+    script.capture.got(script.loop, [[1, 2]])
+    script.Tensor(nbytes=2048).to("cuda")
+    script.Tensor().to("cuda")
+    assert script.end().steps[0].copy_s == pytest.approx(0.002)
+
+
+def test_what_has_no_size_is_copied_and_marked(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.capture.ask(script.loop)
+    script.capture.got(script.loop, [[1, 2]])
+    sparse = script.Tensor()
+    del sparse.nbytes
+    sparse.to("cuda")
     assert script.end().steps[0].copy_s == pytest.approx(0.002)
 
 
@@ -296,7 +315,7 @@ def test_a_gpu_is_starved_while_the_loop_waits_and_not_while_it_has_work_queued(
         script.capture.ask(script.loop)
         time.sleep(0.02)  # the loop waits
         script.capture.got(script.loop, [[1, 2]])
-        torch.ones(1).to("cuda")
+        torch.ones(1 << 15).to("cuda")
     steps = script.end().steps
     assert all(step.starved_s is not None for step in steps)
     dry = [step.starved_s or 0.0 for step in steps]
@@ -320,7 +339,7 @@ def test_a_script_may_capture_a_graph_while_it_is_watched(tmp_path: Path) -> Non
         for _ in range(20):
             script.capture.ask(script.loop)
             script.capture.got(script.loop, [[1, 2]])
-            torch.ones(8).to("cuda")
+            torch.ones(1 << 15).to("cuda")
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 for _ in range(50):
