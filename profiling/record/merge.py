@@ -38,8 +38,11 @@ from feedline.profiling.record.windows import RowSum, Windows, over_steps
 
 WARM_UP_RULE = (
     "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader that trains, or of a loop "
-    "that asks none itself, and the first batch of every other pass, at most a quarter of the pass"
+    "that asks none itself, and the first batch of every other pass, at most a quarter of the pass; and the first of "
+    "another size, whose kernels are chosen anew"
 )
+MOST_SIZES = 3
+"""Of batches. Where they have more, that is how they are."""
 MOST_ITEM_LINES, MOST_PATHS = 8, 512
 About = dict[str, Any]
 """What a process wrote of itself: `Capture.about`, `WorkerWatch`."""
@@ -182,6 +185,9 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
         for one in trainer["loaders"]
     }
     steps: list[Step] = []
+    sizes: dict[int, dict[int, StepRow]] = defaultdict(dict)  # by loader, the first of each size
+    for row in rows:
+        sizes[row.loader].setdefault(row.samples, row)
     first: dict[int, int] = {}  # not that of a batch which is looked at before the loop
     for loader, epoch in sorted(by_pass, key=lambda key: (phases[key] != "train", key[1])):
         first.setdefault(loader, epoch)
@@ -190,11 +196,13 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
         begins = epoch in (first[loader], OWN_EPOCH)
         wanted = queued.get(loader, 0) + 3 if begins else 1 if len(members) > 1 else 0
         warm = min(wanted, max(1, len(members) // 4))
+        new = list(sizes[loader].values())[1:] if len(sizes[loader]) <= MOST_SIZES < len(members) - warm else []
         for position, row in enumerate(members):
+            cold = position < warm or any(row is one for one in new)
             row.start_s -= origin
             seen = {name: value for name, value in vars(row).items() if name != "trained"}
             seen["epoch"] = max(0, epoch)  # rows of its own have no pass
-            step = Step(**seen, phase=phases[loader, epoch], rank=trainer["rank"], warm_up=position < warm)
+            step = Step(**seen, phase=phases[loader, epoch], rank=trainer["rank"], warm_up=cold)
             steps.append(step)
     return steps
 

@@ -147,7 +147,8 @@ class Device:
             self._ended = None
 
     def _current(self) -> Any:
-        return self._torch.cuda.current_stream(self._model_s())
+        index = (self._model_s() or "").partition(":")[2]  # by number it is found in half the time
+        return self._torch.cuda.current_stream(int(index) if index else None)
 
     def _copying(self, original: Any) -> Any:
         capture = self._capture

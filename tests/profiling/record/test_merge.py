@@ -199,6 +199,26 @@ def test_a_batch_that_is_looked_at_before_the_loop_is_not_its_first_pass(tmp_pat
     assert measure(seen).rates.epoch_start_s < 0.05
 
 
+@pytest.mark.parametrize(("sizes", "left_out"), [((64, 8), [9]), ((64, 64), []), ((8, 16, 24, 32), [])])
+def test_the_first_step_of_a_smaller_last_batch_is_no_measure(
+    tmp_path: Path, sizes: tuple[int, ...], left_out: list[int]
+) -> None:
+    """A GPU's kernels are chosen for each size: 3 s, once. Where there are many sizes that is how steps are."""
+    origin = time.perf_counter()
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    for _ in range(2):
+        one = capture.begin_pass(Loader(), "torch")
+        for number in range(10):
+            capture.ask(one)
+            capture.got(one, [[0] * sizes[number % len(sizes) if len(sizes) > 2 else number == 9]])
+            capture.backward(0.001)
+        capture.end_pass(one, exhausted=True)
+    capture.leave("itself")
+    seen = merge(capture.journal, origin=origin, argv=["x.py"])
+    first = [step for step in seen.steps if not step.epoch]
+    assert [number for number, step in enumerate(first) if step.warm_up][2:] == left_out
+
+
 class Event:
     """A mark on a device that takes a millisecond to the next."""
 

@@ -26,7 +26,7 @@ class Cuda:
         self.capturing = False
         self.passed = True
         self.askers: set[int] = set()
-        self.asked: set[str | None] = set()
+        self.asked: set[int | None] = set()
         """Devices whose stream was asked for; None: the current one."""
         self.allocated = 1 << 20
         cuda = self
@@ -55,7 +55,7 @@ class Cuda:
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
 
-    def current_stream(self, device: str | None) -> Any:
+    def current_stream(self, device: int | None) -> Any:
         self.asked.add(device)
         return SimpleNamespace(cuda_stream=self.stream)
 
@@ -144,7 +144,7 @@ def test_marks_are_made_where_the_model_is_and_nowhere_before(tmp_path: Path) ->
     for _ in range(6):
         script.step(dry_ms=4.0)
     steps = script.end().steps
-    assert script.cuda.asked == {"cuda:1"}
+    assert script.cuda.asked == {1}
     assert [step.starved_s for step in steps[-5:]] == pytest.approx([0.004] * 5)
 
 
