@@ -82,11 +82,13 @@ def _sizes_of_others(batch: Any, found: Sequence[Any], batch_size: int | None) -
 def _listed(batch: Any, first: Any, batch_size: int | None) -> int | None:
     """How many samples a list around the batch's first tensor has; None where it holds none by one: tensors of whole
     batches, such as several crops, are lists too."""
+    shape = _shape(first)
+    picture = len(shape) == 3 and shape[0] in CHANNELS
+    if batch_size is None and not picture:
+        return None
     lists = quietly(lambda: _lists_around(batch, first)) or []
     if batch_size is not None and any(len(one) == batch_size for one in lists):
         return batch_size
-    shape = _shape(first)
-    picture = len(shape) == 3 and shape[0] in CHANNELS
     return next((len(one) for one in reversed(lists) if picture and _alike(one)), None)
 
 
