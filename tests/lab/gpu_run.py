@@ -258,8 +258,10 @@ def prepare(at: Place, kit: Path) -> Iterator[Command]:
 
 
 def environment(site: Path) -> dict[str, str]:
+    """Some machines' torch comes without bytecode: to compile it takes 10 s, at every start."""
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    bytecode = {"PYTHONPYCACHEPREFIX": str(site.with_name("bytecode")), "PYTHONDONTWRITEBYTECODE": ""}
+    return {**os.environ, **bytecode, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def run(command: Command, at: Place, site: Path) -> Done:

@@ -198,6 +198,10 @@ def test_what_a_change_of_the_model_needs_is_said() -> None:
     seen = made(wait_s=0.0, starved_s=0.0, compute_s=0.1, device="cuda:0")
     (layout,), (autocast,) = offered(seen, "layout"), offered(seen, "autocast")
     assert "where the model or the loop says view" in layout.needs and "bfloat16" in autocast.needs
+    assert "channels_last before it" in autocast.needs and autocast.in_doubt
+    there = replace(seen, compute=replace(seen.compute, channels_last=True))
+    (then,) = offered(there, "autocast")
+    assert "channels_last" not in then.needs and then.gain > 1.2 > autocast.gain
     dense = replace(seen, compute=replace(seen.compute, parameters=1000, channels_last=None))
     assert not offered(dense, "layout"), "it has no kernels to lay out"
 
