@@ -69,7 +69,7 @@ class Rules:
         if not is_library(file):
             return None
         text = source_line(code.co_filename, line_number)
-        return next((rule.stage for rule in self.library if rule.fits(file, code.co_name, text)), None)
+        return next((rule.stage for rule in self.library if rule.fits(file, code.co_name, text)), None) or None
 
     def _stage_of_call(self, call: str) -> str | None:
         return next((stage for stage, pattern in self._calls if re.fullmatch(pattern, call)), None)
@@ -82,6 +82,8 @@ WORKER = Rules(
         Rule("collate", "/torch/utils/data/_utils/fetch.py", line=r"collate_fn\("),
         Rule("collate", "/torch/utils/data/_utils/collate.py"),
         Rule("send", "/torch/multiprocessing/reductions.py /multiprocessing/reduction.py"),
+        Rule("", "/PIL/ /numpy/lib/ /torch/serialization.py /zipfile /tarfile.py /gzip.py",
+             r"_*(save|write|dump|put)\w*|_encode_tile"),  # whoever writes it is asked
         # Pillow: opening reads the header, loading reads the rest and decodes
         Rule("read", "/PIL/ImageFile.py", "load", r"read\("),
         Rule("decode", "/PIL/ImageFile.py", "load.*"),
@@ -162,8 +164,7 @@ COMPOSERS = (
 """Frames (file:qualified name) that call one transform after the other: the frame they called is the transform."""
 ELSE = ("logging", "checkpoint", "backward", "optimizer")
 """Parts that are no making of batches, whatever is read for them."""
-GENERATOR = 0x20 | 0x200
-"""Flags of code: a generator's, an asynchronous one's."""
+GENERATOR = 0x20 | 0x200  # flags of code: a generator's, an asynchronous one's
 NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextlib\.py:|/PIL/\w+\.py:(\w+\.)?_?save"
 """Frames (file:qualified name) under which nobody makes batches, whatever is read or generated there: a model that
 computes or is compiled, a block that is entered or left, a picture that is written."""
@@ -175,10 +176,8 @@ FETCH = "/torch/utils/data/_utils/fetch.py"
 """What calls the dataset for every sample. Code of the user's own under it that no rule knows prepares a sample."""
 OF_THE_USER = ("blocked", "lock", "collate", "transform")
 """Stages whose place is the user's own function, where one is within the library's that decides."""
-OF_DATASETS = ("__getitem__", "__getitems__", "__iter__", "__next__")
-"""Functions that are no transform themselves."""
-CALLERS = ("/torchvision/datasets/", "/webdataset/")
-"""What calls a transform and is none."""
+OF_DATASETS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # no transforms themselves
+CALLERS = ("/torchvision/datasets/", "/webdataset/")  # of a transform, and none
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
 
 
@@ -298,8 +297,9 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
     for one in frames(frame):
         code = one.f_code
         stage = WORKER.stage_of(code, one.f_lineno)
-        if stage is None and one is frame and (call := called(one)):
-            stage = WORKER.stage_of_call(call)
+        if stage in (None, "read") and one is frame and (call := called(one)):
+            told = WORKER.stage_of_call(call)  # an archive's members are unpacked
+            stage = told if told == "decode" else stage or told
         if stage is not None:
             theirs = inner if stage == "collate" and own is not None else own
             if theirs is None and stage in ("blocked", "lock"):

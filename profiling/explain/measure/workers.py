@@ -18,6 +18,7 @@ from feedline.profiling.record.uncertainty import UNKNOWN_ERROR, look_error
 
 SLOW = 1.6  # a worker that takes this many times as long per sample as the others is called slow …
 SURELY_SLOW = 1.3  # … where its 95 % interval lies above this
+SURE_ERRORS = 3.0  # … or that of so many errors of its logarithm
 OF_A_CORE = 2.5  # up to so many times as long, in all it does alike, may be its core's doing
 NOTABLE = 0.1  # share of its busy time by which what a worker does differs from what the others do
 BLOCKED = ("blocked", "lock")
@@ -253,4 +254,6 @@ def _slow_worker(workers: Sequence[WorkerTime]) -> Slow | None:
     error = factor * math.hypot(cost.error, usual.error)
     if factor < OF_A_CORE and not _does_else(slowest, _merged([worker for _, worker in others])):
         return None  # its core may be slower, or shared with a neighbour of this machine
-    return Slow(slowest, factor, error) if factor >= SLOW and factor - ERRORS_95 * error > SURELY_SLOW else None
+    # Of few batches the error may be as large as the ratio, which is no less surely large: its errors are factors.
+    least = max(factor - ERRORS_95 * error, factor * math.exp(-SURE_ERRORS * error / factor))
+    return Slow(slowest, factor, error) if factor >= SLOW and least > SURELY_SLOW else None

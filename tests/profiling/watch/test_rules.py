@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from feedline.profiling.watch.calls import source_line
@@ -239,6 +240,24 @@ def test_writing_makes_no_batches(user: ModuleType) -> None:
     assert told(lambda look: user.calling_loop(lambda: picture.save(Looking(look), "PNG")), loop=stepping) != "load"
     assert told(user.calling_loop, loop=stepping) != "load"
     assert not stepping.makers
+
+
+def test_what_a_dataset_writes_is_its_own_work_and_no_reading() -> None:
+    picture = PIL_Image.new("RGB", (64, 64))
+    keeping = through_libraries(lambda look: picture.save(Looking(look), "PNG", optimize=True))
+    assert seen(keeping).stage == "transform"
+    assert seen(through_libraries(lambda look: np.save(Looking(look), np.ones(4)))).stage == "transform"
+
+
+def test_what_an_archive_inflates_is_decoding(tmp_path: Path) -> None:
+    """Its bytes come from memory; a core is at work."""
+    np.savez_compressed(tmp_path / "scene.npz", photo=np.random.default_rng(0).random(2_000_000, np.float32))
+
+    def inflates(over: threading.Event) -> None:
+        while not over.is_set():
+            np.load(tmp_path / "scene.npz")["photo"]
+
+    assert caught(inflates)[0] == "decode"
 
 
 def test_a_lock_that_somebodys_c_code_waits_for_is_no_wait_for_data(user: ModuleType) -> None:

@@ -74,6 +74,7 @@ def test_errors_are_those_over_blocks_and_no_less_than_the_looks_can_tell() -> N
         (1.5, {}, False),
         (3.0, {"sample_error_s": 0.0012}, False),  # from batch to batch it varies as much
         (3.0, {"sample_error_s": 0.0001}, True),
+        (40.0, {"sample_error_s": 0.0035}, True),  # of a few batches, but so much
     ],
 )
 def test_a_slow_worker_is_named_only_on_good_ground(slow: float, fields: dict[str, Any], *, named: bool) -> None:
@@ -82,7 +83,7 @@ def test_a_slow_worker_is_named_only_on_good_ground(slow: float, fields: dict[st
     assert (found is not None) == named
     if found is not None:
         assert (found.worker.worker, found.factor) == (0, pytest.approx(slow))
-        assert found.factor - 2 * found.error > 1.3
+        assert found.factor - 2 * found.error > 1.3 or found.factor > 10
 
 
 def test_a_worker_that_does_something_else_is_slow_by_itself() -> None:
