@@ -10,7 +10,7 @@ from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import TEMPORARY
 from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, index_table_bytes
 from feedline.preprocess.fingerprint import versions
-from feedline.preprocess.output import REPORT, claimed_folders, is_ours, read_fields, remove_dataset
+from feedline.preprocess.output import REPORT, claimed_folders, is_ours, remove_dataset
 from feedline.preprocess.quarantine import QUARANTINE
 from feedline.preprocess.receipts import Receipt, index_table, receipt_name
 from feedline.preprocess.sources.base import Classes
@@ -80,11 +80,6 @@ def remove_replaced(store: Store, splits: Splits) -> None:
     for name in store.list(""):
         if name.startswith(f".{REPORT}.") and TEMPORARY.fullmatch(name):
             store.delete(name)
-
-
-def read_report(store: Store) -> dict[str, Any]:
-    """Empty when it is missing or damaged."""
-    return read_fields(store, REPORT) or {}
 
 
 def found(manifests: Mapping[str, Manifest]) -> dict[str, Any]:

@@ -139,8 +139,8 @@ class Preparation:
             if done and not self.tried and not resumes and output.is_whole(place, done):
                 output.end(place)
                 self.on_note("already prepared: nothing to do (--overwrite would do it again)")
-                there = commit.found(done)
-                report = commit.read_report(place) | there | commit.speed([], 0.0, 0.0)
+                there, report = commit.found(done), output.read_fields(place, output.REPORT) or {}
+                report |= there | commit.speed([], 0.0, 0.0)
                 return report | self._about_run(EngineRun(), there["input_samples"]) | {"already_complete": True}
         self.mended: dict[tuple[str, int], dict[int, str]] = {}
         if self.tried:
