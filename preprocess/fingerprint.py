@@ -72,10 +72,8 @@ def fingerprint(outputs: tuple[Output, ...]) -> Fingerprint:
     preparer = Preparer(())
     formats: dict[str, str] = {}
     for name, data in optional_files():
-        try:
+        with suppress(BadImage):
             formats[name] = hashlib.sha256(rgb_array(preparer.decode(data)[0]).tobytes()).hexdigest()[:16]
-        except BadImage:
-            continue
     digest = hashlib.sha256()
     small = [replace(output, size_px=min(output.size_px, LARGEST_PX)) for output in outputs if output.form.sized]
     for data in battery(max((output.size_px for output in small), default=0)) if small else ():
@@ -91,10 +89,8 @@ def versions() -> dict[str, str]:
     """Of whatever can change the prepared bytes, and of what ran the job."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 
