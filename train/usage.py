@@ -22,7 +22,7 @@ class Resources(ResourceSampler):
 
     def __init__(self) -> None:
         super().__init__(os.getpid(), period_s=PERIOD_S)
-        self._first_cpu_s = tree_cpu_s()
+        self._first_cpu_s = cpu_seconds() + children_cpu_seconds()
         self.peak_memory_bytes: float = psutil.Process().memory_info().rss
         """Resident, summed over the processes (pages they share count in each), of the rows so far."""
 
@@ -47,9 +47,4 @@ class Resources(ResourceSampler):
 
     def tree_cpu_s(self) -> float:
         """CPU seconds of the process tree since this was made, ended children included."""
-        return max(0.0, tree_cpu_s() - self._first_cpu_s)
-
-
-def tree_cpu_s() -> float:
-    """User and system time of this process, its ended children, and all of its living descendants."""
-    return cpu_seconds() + children_cpu_seconds()
+        return max(0.0, cpu_seconds() + children_cpu_seconds() - self._first_cpu_s)
