@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Self
 
 from feedline.pipeline.base.errors import FeedlineError
-from feedline.pipeline.base.process import die_with, how_it_ended, start_python, usable_cores
+from feedline.pipeline.base.process import die_with, how_it_ended, start_python, usable_cores, wait_or_kill
 from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.fingerprint import inherit, loaded_code
 from feedline.preprocess.plan import ShardTask
@@ -177,11 +177,7 @@ def tell(worker: PoolWorker, message: object) -> None:
 def end(worker: PoolWorker) -> None:
     """Waits for its end, which a closed pipe or a signal has brought about; kills it where that takes long."""
     worker.pipe.close()
-    try:
-        worker.process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        worker.process.kill()
-        worker.process.wait()
+    wait_or_kill(worker.process, GRACE_S)
 
 
 # --- in a worker --------------------------------------------------------------------------------------

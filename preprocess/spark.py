@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,7 +25,7 @@ import numpy as np
 import psutil
 
 from feedline.pipeline.base.errors import FeedlineError, first_line
-from feedline.pipeline.base.process import ONE_THREAD
+from feedline.pipeline.base.process import ONE_THREAD, wait_or_kill
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.preprocess.engine import Engine, EngineRun
 from feedline.preprocess.java import REMEDY, java
@@ -346,8 +345,4 @@ def end_jvm() -> None:
         return
     with contextlib.suppress(OSError):
         process.stdin.close()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    wait_or_kill(process, 5)

@@ -153,6 +153,17 @@ def how_it_ended(status: int) -> str:
     return f"was killed by {name}{', perhaps for want of memory,' if status == -signal.SIGKILL else ''}"
 
 
+def wait_or_kill(process: "subprocess.Popen[bytes]", patience_s: float) -> None:
+    """Until it has ended; where that takes longer than our patience it is killed."""
+    import subprocess  # here: as in `start_python`
+
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:
     """The kernel sends this process that signal when the thread that started it ends (Linux; elsewhere nothing).
 

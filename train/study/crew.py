@@ -2,7 +2,6 @@
 
 import os
 import random
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import psutil
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.base.process import how_it_ended, start_python, usable_cores
+from feedline.pipeline.base.process import how_it_ended, start_python, usable_cores, wait_or_kill
 from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.base.text import count_of
 from feedline.train.study.tasks import Tasks
@@ -125,11 +124,7 @@ class Worker:
         return True
 
     def wait(self) -> None:
-        try:
-            self.process.wait(ENDING_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        wait_or_kill(self.process, ENDING_S)
         if not self._log.stat().st_size:
             self._log.unlink()
 
