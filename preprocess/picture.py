@@ -162,15 +162,13 @@ class Preparer:
         """An RGB or RGBX image (valid until the next call), and the extension its format usually has."""
         if not data:
             raise BadImage("empty")
-        if data[:3] == b"\xff\xd8\xff":
-            image = self._decode_turbo(data)
-            if image is not None:
-                return image, "jpg"
-            read = self._decode_pillow(data)
-            if not all(output.form.sized for output in self.outputs):
-                refuse_damage(data, "")
-            return read
-        return self._decode_pillow(data)
+        is_jpeg = data.startswith(b"\xff\xd8\xff")
+        if is_jpeg and (image := self._decode_turbo(data)) is not None:
+            return image, "jpg"
+        read = self._decode_pillow(data)
+        if is_jpeg and not all(output.form.sized for output in self.outputs):
+            refuse_damage(data, "")
+        return read
 
     def _decode_turbo(self, data: bytes) -> Image.Image | None:
         """None where libjpeg-turbo has any complaint, or does not turn these colours into RGB."""
