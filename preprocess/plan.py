@@ -47,7 +47,8 @@ class ShardTask(Columns):
 
     def stats(self) -> dict[str, Stat]:
         rows = [] if self.stats_P2 is None else self.stats_P2.tolist()
-        return {path: Stat(*row) for path, row in zip(self.paths, rows, strict=bool(rows)) if row[0] >= 0}
+        pairs = zip(self.paths, rows, strict=bool(rows))
+        return {path: (size, mtime_ns) for path, (size, mtime_ns) in pairs if size >= 0}
 
 
 @dataclass(frozen=True, kw_only=True)

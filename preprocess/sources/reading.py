@@ -21,13 +21,8 @@ GROUP_BYTES = 16 << 20
 GROUP_SAMPLES = 128
 COALESCE_GAP_BYTES = 64 << 10
 
-
-@dataclass(frozen=True)
-class Stat:
-    """What a source file was when the plan was made."""
-
-    size: int
-    mtime_ns: int
+Stat = tuple[int, int]
+"""Size and time (ns) of a source file when the plan was made."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ def announce(samples: Sequence[Where], open_files: Mapping[str, int]) -> None:
 
 def check_unchanged(path: str, descriptor: int, stats: Mapping[str, Stat]) -> None:
     planned, now = stats.get(path), os.fstat(descriptor)
-    if planned is not None and (now.st_size, now.st_mtime_ns) != (planned.size, planned.mtime_ns):
+    if planned is not None and (now.st_size, now.st_mtime_ns) != planned:
         raise SourceError(f"{path} changed while it was read: run again when it stays still")
 
 
