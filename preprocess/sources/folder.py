@@ -32,9 +32,8 @@ def folder_tasks(split: str, folder: Path, classes: Collection[str]) -> Iterator
             f"{folder / strange} is no class of the dataset ({count_of(len(classes), 'class')}): remove or rename it"
         )
     for start in range(0, len(names), CLASSES_PER_TASK):
-        yield partial(
-            list_images, split, {name: f"{folder / name}" for name in names[start : start + CLASSES_PER_TASK]}
-        )
+        folders = {name: f"{folder / name}" for name in names[start : start + CLASSES_PER_TASK]}
+        yield partial(list_images, split, folders)
     if has_images(folder):
         yield partial(list_images, split, {"": str(folder)})
 
@@ -63,9 +62,8 @@ def images_under(folder: str, others: Counter[str], deep: bool = True) -> Iterat
 
     pending, linked = [(folder, "")], list[tuple[str, str]]()
     try:
-        listed = {
-            identity(above) for path in (Path(folder).absolute(), Path(folder).resolve()) for above in path.parents
-        }
+        ways = Path(folder).absolute(), Path(folder).resolve()
+        listed = {identity(above) for way in ways for above in way.parents}
         while pending or linked:
             path, beneath = pending.pop() if pending else linked.pop()
             if identity(path) in listed:
@@ -99,9 +97,8 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 def class_folders(folder: Path) -> list[str]:
     """Names of the folders in it, sorted; hidden ones are none."""
     try:
-        return sorted(
-            entry.name for entry in os.scandir(folder) if is_folder(entry) and not entry.name.startswith(".")
-        )
+        names = (entry.name for entry in os.scandir(folder) if is_folder(entry))
+        return sorted(name for name in names if not name.startswith("."))
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
 
@@ -177,10 +174,8 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
     wanted = {split: folder for split, folder in splits.items() if options.wants(split)}
     if not wanted:
         raise UsageError(f"{path} has no folder for {options.splits}")
-    hidden = [
-        str(place) for folder in wanted.values() for place in sorted(folder.glob(".*/")) if has_images(place, True)
-    ]
-    if hidden:
+    places = [place for folder in wanted.values() for place in sorted(folder.glob(".*/"))]
+    if hidden := [str(place) for place in places if has_images(place, True)]:
         notes.append(f"passed over: hidden folders with images ({', '.join(hidden)}): rename those that are classes")
     return FolderSource(where=path, splits=wanted, classes=classes, notes=notes)
 
