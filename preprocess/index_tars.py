@@ -66,9 +66,8 @@ def index_shards(
     try:
         for place in places:
             try_place(place / INDEX)
-        source = ShardsSource(
-            where=str(folder), tars=[tar for tars in places.values() for tar in tars], options=options
-        )
+        every = [tar for tars in places.values() for tar in tars]
+        source = ShardsSource(where=str(folder), tars=every, options=options)
         found = source.finish([task() for task in source.tasks()])  # one numbering of classes for all
         columns, classes = checked(found.columns, len(found.classes)), with_safe_names(found.classes)
         labelled = {Path(path).parent for path in columns.paths}

@@ -95,9 +95,8 @@ def verify(
         raise DatasetError(f"{store.address} is not a prepared dataset (no {MANIFEST}): run `feedline prepare` first")
     for split in splits:
         problems += manifest_problems(store, split) + index_problems(split)
-    problems += (
-        gone_problems(store, splits, folders) + agreement_problems(splits) + quarantine_problems(store, splits)
-    )
+    problems += gone_problems(store, splits, folders) + agreement_problems(splits)
+    problems += quarantine_problems(store, splits)
     checked, in_shards = shard_problems(store, splits, full, on_progress or status_line("verify"))
     problems += in_shards
     return {
@@ -169,8 +168,7 @@ def index_problems(split: Split) -> list[Problem]:
     for number, shard in enumerate(manifest.shards):
         if counts[number] != shard.samples:
             rows, samples = count_of(counts[number], "row"), count_of(shard.samples, "sample")
-            what = f"{rows} for shard {shard.name}, which has {samples}"
-            problems.append(Problem(where, "", what))
+            problems.append(Problem(where, "", f"{rows} for shard {shard.name}, which has {samples}"))
     if bool(np.any(np.diff(index.shards_N) < 0)) or set(counts) - set(range(len(manifest.shards))):
         problems.append(Problem(where, "", "rows are not in shard order"))
     return problems
@@ -218,9 +216,8 @@ def quarantine_problems(store: Store, splits: Sequence[Split]) -> list[Problem]:
     except DatasetError as error:
         return [Problem(quarantine.REASONS, "", str(error))]
     files = {f"{quarantine.QUARANTINE}/{row.file}": row.key for row in rows}
-    problems = [
-        Problem(file, key, "quarantined bytes are missing") for file, key in files.items() if store.size(file) is None
-    ]
+    gone = [file for file in files if store.size(file) is None]
+    problems = [Problem(file, files[file], "quarantined bytes are missing") for file in gone]
     short = Counter((row.split, row.shard) for row in rows)
     for split in splits:
         if not split.folder:  # a split looked at on its own: its quarantine is elsewhere

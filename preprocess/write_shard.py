@@ -251,10 +251,9 @@ class ShardJob:
 
     def _publish(self) -> None:
         order, task = self.order, self.task
+        folders = order.config.folders(task.split)
         shards: list[ShardInfo] = []
-        for writer, attempt, folder in zip(
-            self._writers, self._attempts, order.config.folders(task.split), strict=True
-        ):
+        for writer, attempt, folder in zip(self._writers, self._attempts, folders, strict=True):
             name = self.store.publish(attempt, folder, shard_name(task.split, task.shard), writer.sha256)
             shards.append(
                 ShardInfo(
