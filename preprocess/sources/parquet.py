@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedline.pipeline.base.errors import SourceError, UsageError, first_line
+from feedline.pipeline.format.manifest import INDEX
 from feedline.preprocess.sources.base import OnProgress, Source, SourceOptions
 from feedline.preprocess.sources.listing import Listed, expand, is_pattern
 from feedline.preprocess.sources.reading import open_remote, what_happened
@@ -175,9 +176,5 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
     if not path.endswith(".parquet") and (path.endswith((".tar", ".tar.gz", ".tgz")) or not is_folder):
         return None
     files = expand(path, (".parquet",), options.storage_options)
-    wanted = [
-        file
-        for file in files
-        if options.wants(file.split) and Path(file.path).name != "index.parquet"  # a prepared dataset's
-    ]
+    wanted = [file for file in files if options.wants(file.split) and Path(file.path).name != INDEX]
     return ParquetSource(where=path, files=wanted, options=options) if wanted else None

@@ -224,11 +224,8 @@ class PreparedSource(Source):
 
 def recognise(path: str, options: SourceOptions) -> Source | None:
     if not is_pattern(path) and not path.endswith((".tar", *COMPRESSED)):
-        manifests = [
-            file.path
-            for file in expand(path, (MANIFEST,), options.storage_options)
-            if PurePosixPath(file.path).name == MANIFEST
-        ]
+        files = expand(path, (MANIFEST,), options.storage_options)
+        manifests = [file.path for file in files if PurePosixPath(file.path).name == MANIFEST]
         if any(is_ours(manifest, options) for manifest in manifests):  # then one that is not is said to be damaged
             return recognise_prepared(path, [manifest.rpartition("/")[0] or "." for manifest in manifests], options)
     return recognise_tars(path, options)
