@@ -85,11 +85,9 @@ class Search:
         """`reduction` 1 ends no trial early. Raises FeedlineError for a journal that cannot be read."""
         self.space, self.seed = space, seed
         path = (study / JOURNAL).resolve()  # the lock is a link to it
-        pruner = (
-            optuna.pruners.SuccessiveHalvingPruner(min_resource=min_epochs, reduction_factor=reduction)
-            if reduction > 1
-            else optuna.pruners.NopPruner()
-        )
+        pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+        if reduction > 1:
+            pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=min_epochs, reduction_factor=reduction)
         self._trials: dict[int, Trial] = {}
         with quietly():
             try:
