@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,8 @@ def thumbnails(out: Path, count: int, seed: int = 0) -> list[tuple[str, str, byt
     for number, folder in enumerate(folders):
         manifest = read_manifest(folder)
         index = read_index(folder, manifest)
-        files = LocalFiles(folder, manifest.shard_names)
         of_split = count // len(folders) + (number < count % len(folders))
-        try:
+        with closing(LocalFiles(folder, manifest.shard_names)) as files:
             for sample in sorted(np.random.default_rng(seed).permutation(len(index))[:of_split].tolist()):
                 name = class_name(manifest.classes[index.labels_N[sample]])
                 try:
@@ -88,6 +88,4 @@ def thumbnails(out: Path, count: int, seed: int = 0) -> list[tuple[str, str, byt
                 file = io.BytesIO()
                 image.save(file, "JPEG", quality=85)
                 shown.append((index.key(sample), name, file.getvalue()))
-        finally:
-            files.close()
     return shown

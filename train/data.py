@@ -1,5 +1,6 @@
 """The prepared dataset as training sees it: two loaders, what they hold, and all that can be wrong with them."""
 
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -162,8 +163,6 @@ def val_loader(config: TrainConfig, world: World, batch_size: int, dtype: torch.
 def first_images(config: TrainConfig, world: World, most: int = 16) -> torch.Tensor:
     """The first images of the epoch plan, for looking at; read in this process, apart from the run's own loader."""
     alone = replace(world, rank=0, world_size=1)
-    loader = train_loader(replace(config, num_workers=0, policy="pad"), alone, most, torch.float32)
-    try:
+    here = replace(config, num_workers=0, policy="pad")
+    with closing(train_loader(here, alone, most, torch.float32)) as loader:
         return next(iter(loader))[0]
-    finally:
-        loader.close()
