@@ -64,7 +64,7 @@ def read_report(store: Store, report: str = REASONS) -> list[Quarantined]:
         raise DatasetError(f"{store.address}/{report} is damaged ({error})") from error
 
 
-def write_report(store: Store, bad: Sequence[Quarantined], before: Sequence[Quarantined] = ()) -> None:
+def write_report(store: Store, bad: Sequence[Quarantined], before: Sequence[Quarantined]) -> None:
     """`report.jsonl` alone: the rows that were there `before`, then those of other samples."""
     known = {row.place for row in before}
     write_rows(store, REASONS, [*before, *(row for row in bad if row.place not in known)])
@@ -77,14 +77,14 @@ def write_rows(store: Store, report: str, rows: Sequence[Quarantined]) -> None:
 
 
 def commit_quarantine(
-    store: Store, bad: Sequence[Quarantined], tried: Sequence[Quarantined] = (), tried_in: Store | None = None
+    store: Store, bad: Sequence[Quarantined], tried: Sequence[Quarantined], tried_in: Store
 ) -> None:
     """The whole report; stale files of ours go, and nothing stays when all samples were fine. Of the samples `tried`
     again, from their files in `tried_in`, those that are fine now keep theirs while others are bad."""
     still = {row.place for row in bad}
     mended = [row for row in tried if row.place not in still] if bad else []
     for row in mended:
-        if tried_in is not None and tried_in != store:
+        if tried_in != store:
             store.write(f"{QUARANTINE}/{row.file}", tried_in.read(f"{QUARANTINE}/{row.file}") or b"")
     lists = {"report.jsonl": bad, "mended.jsonl": mended}
     keep = {row.file for row in (*bad, *mended)} | {name for name, rows in lists.items() if rows}

@@ -9,7 +9,7 @@ systems too.
     STUDY/runs/NAME/            the run folder of the task with that name
 
 Whoever takes a task makes the next attempt's lease; of two, one succeeds. A lease is stale when its process was on
-this host and is gone, when it is of an earlier start of this Slurm job, or when it was not renewed for `lease_s`;
+this host and is gone, when it is of an earlier start of this Slurm job, or when it was not renewed for LEASE_S;
 whoever finds it so writes the attempt's record (`lost`) and may make the next lease. An owner that was only slow
 finds that record where its own should go: its claim is lost, and what it would have said is dropped. Ages are
 differences of mtimes that the file system itself has set, so the hosts' clocks need not agree.
@@ -121,9 +121,8 @@ def disk_is_full(error: BaseException | None) -> bool:
 class Tasks:
     """Those of one study folder, which is there."""
 
-    def __init__(self, study: Path, *, lease_s: float = LEASE_S, renew_s: float = RENEW_S) -> None:
-        self.study, self.folder = study, study / "tasks"
-        self.lease_s, self.renew_s = lease_s, renew_s
+    def __init__(self, study: Path, *, renew_s: float = RENEW_S) -> None:
+        self.study, self.folder, self.renew_s = study, study / "tasks", renew_s
         self.me = this_process()
         self._records: dict[tuple[int, int], Record] = {}
         self._now = (-1.0, 0.0)
@@ -198,7 +197,7 @@ class Tasks:
         if owner["place"] == self.me["place"]:
             return not lives(owner["pid"], owner["started"])
         restarted = owner["job"] == self.me["job"] is not None and owner["restart"] < self.me["restart"]
-        return restarted or self._now_s() - renewed_s > self.lease_s
+        return restarted or self._now_s() - renewed_s > LEASE_S
 
     def _now_s(self) -> float:
         """As the file system's own clock has it, to a second."""
@@ -232,7 +231,7 @@ class Tasks:
     def _say_lost(self, task: Task, attempt: int) -> None:
         with suppress(FileNotFoundError, ValueError):
             owner = json.loads(self.path(task.number, attempt, "lease").read_text())
-            error = f"process {owner['pid']} on {owner['host']} ended, or was not heard of for {self.lease_s:.0f} s"
+            error = f"process {owner['pid']} on {owner['host']} ended, or was not heard of for {LEASE_S:.0f} s"
             Claim(self, task, attempt).write("lost", host=owner["host"], seconds=0.0, error=error)
 
 
