@@ -357,7 +357,5 @@ def label_trouble(data: Tar, split: Split, row: int) -> str:
     there = data[start : start + len(member)]
     if there == member:
         return ""
-    text = there[-BLOCK_BYTES:].rstrip(b"\0")
-    return (
-        f"the label in the tar is not what was written: it says {text!r:.40}, the index {split.index.labels_N[row]}"
-    )
+    text, label = there[-BLOCK_BYTES:].rstrip(b"\0"), split.index.labels_N[row]
+    return f"the label in the tar is not what was written: it says {text!r:.40}, the index {label}"

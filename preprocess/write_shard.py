@@ -255,16 +255,15 @@ class ShardJob:
         shards: list[ShardInfo] = []
         for writer, attempt, folder in zip(self._writers, self._attempts, folders, strict=True):
             name = self.store.publish(attempt, folder, shard_name(task.split, task.shard), writer.sha256)
-            shards.append(
-                ShardInfo(
-                    name=name,
-                    samples=len(writer.rows),
-                    planned_samples=len(task),
-                    bytes=writer.bytes,
-                    sha256=writer.sha256,
-                    fingerprint=order.fingerprint.encoder,
-                )
+            shard = ShardInfo(
+                name=name,
+                samples=len(writer.rows),
+                planned_samples=len(task),
+                bytes=writer.bytes,
+                sha256=writer.sha256,
+                fingerprint=order.fingerprint.encoder,
             )
+            shards.append(shard)
         receipt = Receipt(
             bytes_in=self.bytes_in,
             formats=order.fingerprint.formats,
