@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich import progress as bars
@@ -20,9 +20,9 @@ from rich.text import Text
 from feedline.pipeline.base.errors import FeedlineError, UsageError, redacted
 from feedline.pipeline.base.files import try_place, write_as_asked
 from feedline.pipeline.base.text import printable
-
-if TYPE_CHECKING:
-    from feedline.profiling.render.sections import Page
+from feedline.profiling.record.host import describe_host
+from feedline.profiling.render.plain_text import text
+from feedline.profiling.render.sections import Page
 
 OUTPUT = object()
 """Marks a parameter that names a file to write: `options.command` tries its place before the work begins."""
@@ -71,10 +71,8 @@ def said_by_another_rank(what: str) -> bool:
     return not is_first_to_say(what.partition(" (")[0])
 
 
-def show(page: "Page", html: Path | None = None) -> None:
+def show(page: Page, html: Path | None = None) -> None:
     """On the terminal, and in a file of its own where one was asked for."""
-    from feedline.profiling.render.plain_text import text
-
     console.print(text(page, width=min(console.width, LONG_LINES)), end="")
     if html is not None:
         from feedline.profiling.render.html import document
@@ -152,8 +150,6 @@ class Record:
         """Nothing when no file was asked for. Raises FeedlineError when it cannot be written."""
         if self.path is None:
             return
-        from feedline.profiling.record.host import describe_host
-
         whole = {
             "feedline": version("feedline"),
             "verb": self.verb,

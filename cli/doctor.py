@@ -18,6 +18,7 @@ from feedline.cli.options import command
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.preprocess.java import java as java_for_spark
 from feedline.profiling.record import units
+from feedline.profiling.record.host import describe_host
 
 REINSTALL = "pip uninstall -y pillow pillow-simd, then make -B setup"
 
@@ -43,8 +44,6 @@ def doctor(
 
     Example: feedline doctor OUT --json doctor.json
     """
-    from feedline.profiling.record.host import describe_host
-
     host = describe_host()
     facts = [*images(host["versions"]), kernel(), *torch(host), java(), spark(host["versions"]), *resources(host)]
     facts += verbs()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,10 +10,8 @@ from feedline.cli.common import HtmlFile, Record, show
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
+from feedline.profiling.render.sections import Curve, Curves, Facts, Page, Pictures, Prose, Section, Table, section
 from feedline.train.config import is_run
-
-if TYPE_CHECKING:
-    from feedline.profiling.render.sections import Curves, Page, Section, Table
 
 CLASSES_SHOWN = 20
 LAYERS_DRAWN = 8
@@ -55,9 +53,7 @@ def inspect(
     record.write({"splits": splits})
 
 
-def page(title: str, splits: Mapping[str, Mapping[str, Any]], shown: Sequence[tuple[str, str, bytes]]) -> "Page":
-    from feedline.profiling.render.sections import Page, Pictures, section
-
+def page(title: str, splits: Mapping[str, Mapping[str, Any]], shown: Sequence[tuple[str, str, bytes]]) -> Page:
     return Page(
         title=title,
         sections=[
@@ -68,9 +64,7 @@ def page(title: str, splits: Mapping[str, Mapping[str, Any]], shown: Sequence[tu
     )
 
 
-def about(name: str, split: Mapping[str, Any]) -> "Section | None":
-    from feedline.profiling.render.sections import Facts, Table, section
-
+def about(name: str, split: Mapping[str, Any]) -> Section | None:
     classes, mean = split["classes"], split["bytes"] / max(split["samples"], 1)
     counts = [entry["samples"] for entry in classes]
     facts = {
@@ -103,10 +97,8 @@ def bars(values: Mapping[str, Any]) -> str:
 # --- a run's weights ----------------------------------------------------------------------------------
 
 
-def weights_page(title: str, checkpoints: Mapping[str, Mapping[str, Any]]) -> "Page":
+def weights_page(title: str, checkpoints: Mapping[str, Mapping[str, Any]]) -> Page:
     """Of `train.weights.describe`'s words on each; the layers are the last one's."""
-    from feedline.profiling.render.sections import Page, Prose, section
-
     name, last = list(checkpoints.items())[-1]
     whole = {name: {"epoch": one["epoch"], **one["all"]} for name, one in checkpoints.items()}
     largest = sorted(last["layers"], key=lambda layer: -last["layers"][layer]["count"])[:LAYERS_DRAWN]
@@ -124,9 +116,7 @@ def weights_page(title: str, checkpoints: Mapping[str, Mapping[str, Any]]) -> "P
     )  # fmt: skip
 
 
-def statistics_table(what: str, rows: Mapping[str, Mapping[str, Any]]) -> "Table":
-    from feedline.profiling.render.sections import Table
-
+def statistics_table(what: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     quantiles = list(next(iter(rows.values()))["quantiles"])
     more = [key for key in ("epoch", "shape") if key in next(iter(rows.values()))]
     headers = (what, *more, "count", "zeros", "min", "max", "mean", *(f"|w| {float(q):.4g}" for q in quantiles))
@@ -144,9 +134,7 @@ def statistics_table(what: str, rows: Mapping[str, Mapping[str, Any]]) -> "Table
     return Table(headers=headers, rows=cells, numeric=range(1, len(headers)))
 
 
-def thresholds_table(rows: Sequence[Mapping[str, Any]]) -> "Table":
-    from feedline.profiling.render.sections import Table
-
+def thresholds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     cells = [
         (units.percent(row["quantile"]), units.number(row["threshold"]), f"{row['below']:,}",
          ", ".join(row["empty_layers"]) or "–")
@@ -157,9 +145,7 @@ def thresholds_table(rows: Sequence[Mapping[str, Any]]) -> "Table":
     )
 
 
-def magnitudes(rows: Mapping[str, Mapping[str, Any]], title: str) -> "Curves":
-    from feedline.profiling.render.sections import Curve, Curves
-
+def magnitudes(rows: Mapping[str, Mapping[str, Any]], title: str) -> Curves:
     curves = [
         Curve(name=name, points=sorted((100 * float(q), value) for q, value in row["quantiles"].items()))
         for name, row in rows.items()

@@ -8,6 +8,7 @@ import typer
 
 from feedline.cli.common import HtmlFile, Record, console, progress, show, stderr
 from feedline.cli.options import Settings, command, fields
+from feedline.profiling.render.sections import Page
 
 OPTIONS = fields(
     "benchmarks.ladder.LadderConfig",
@@ -42,7 +43,6 @@ def ladder(
 def show_ladder(record: Mapping[str, Any], html: Path | None = None) -> None:
     """The rungs as a table and the sentence they make."""
     from feedline.benchmarks.pages import ladder_section, ladder_story
-    from feedline.profiling.render.sections import Page
 
     show(Page(title="The ladder", sections=[ladder_section(record)]), html)
     console.print(f"\n{ladder_story(record)}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from feedline.cli.common import Record, console, progress, stderr
 from feedline.cli.options import Settings, command, fields, source
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.files import read_bounded
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 
@@ -75,8 +76,6 @@ def outputs(texts: list[str], picture: Settings) -> "tuple[Output, ...]":
 
 
 def read_lines(path: Path | None) -> tuple[str, ...] | None:
-    from feedline.pipeline.base.files import read_bounded
-
     if path is None:
         return None
     try:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from feedline.cli.board import carry_out, tell
 from feedline.cli.common import Record
@@ -11,9 +11,7 @@ from feedline.cli.options import Settings, command, fields
 from feedline.cli.study_page import sparsity_chart, troubles
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
-
-if TYPE_CHECKING:
-    from feedline.profiling.render.sections import Page, Table
+from feedline.profiling.render.sections import Page, Points, Table, section
 
 OPTIONS = fields("train.study.prune.PruneConfig", negatable=True, run={"metavar": "RUN", "show_default": False})
 CREW = fields("train.study.crew.CrewConfig")
@@ -36,10 +34,8 @@ def prune(options: Annotated[Settings, OPTIONS], crew: Annotated[Settings, CREW]
     tell(study, result, prune_page(result), record)
 
 
-def prune_page(record: Mapping[str, Any]) -> "Page":
+def prune_page(record: Mapping[str, Any]) -> Page:
     """Of the record that `--json` has."""
-    from feedline.profiling.render.sections import Page, Points, section
-
     tasks = record["tasks"]
     empty = {
         (task["keep"], layer): None for task in tasks for layer in task.get("empty_layers", ()) if not task["control"]
@@ -59,10 +55,8 @@ def prune_page(record: Mapping[str, Any]) -> "Page":
     )
 
 
-def accuracy_table(tasks: Sequence[Mapping[str, Any]]) -> "Table | None":
+def accuracy_table(tasks: Sequence[Mapping[str, Any]]) -> Table | None:
     """A row for each epoch rewound to and share kept; means over the seeds, and the smallest and largest."""
-    from feedline.profiling.render.sections import Table
-
     known: dict[tuple[int, float, str | None], list[float]] = defaultdict(list)
     zeros: dict[tuple[int, float], int] = {}
     for task in tasks:

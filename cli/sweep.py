@@ -10,6 +10,7 @@ from feedline.cli.options import Options, Settings, command, fields
 from feedline.cli.study_page import sweep_page
 from feedline.cli.train import OPTIONS as TRAIN_OPTIONS
 from feedline.pipeline.base.errors import UsageError
+from feedline.train.config import TrainConfig
 
 TRAINING = Options(
     replace(option, default=1) if option.field == "keep_last" else option
@@ -37,7 +38,6 @@ def sweep(
             raise UsageError(
                 f"sweep needs --{name} {'FILE' if name == 'space' else 'DIR'} (see feedline sweep --help)"
             )
-    from feedline.train.config import TrainConfig
     from feedline.train.study import sweep as kind
     from feedline.train.study.crew import CrewConfig
 

@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,12 +13,11 @@ from feedline.cli.common import Record, console, show, stderr, write
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import read_bounded
+from feedline.pipeline.base.process import from_environment
 from feedline.pipeline.base.text import count_of, printable
 from feedline.profiling.record import units
+from feedline.profiling.render.sections import Curve, Curves, Facts, Page, Section, Table, section
 from feedline.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    from feedline.profiling.render.sections import Page, Section
 
 SETTINGS_BYTES = 1 << 20
 CLASSES_SHOWN = 20
@@ -74,7 +73,6 @@ def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: Con
 
       kernprof -l -v -m feedline.train.main OUT --epochs 1 --run runs/lines
     """
-    from feedline.pipeline.base.process import from_environment
     from feedline.train.loop import train as run
 
     is_other_rank = "WORLD_SIZE" in os.environ and bool(from_environment("RANK", 0))
@@ -137,8 +135,6 @@ class Terminal:
                 loss = f"epoch {event['epoch']}: loss {event['train_loss']:.4f}"
                 self._print(f"{loss}{accuracy}  {_speed(event)}  {units.seconds(event['seconds'])}")
             case "end":
-                from feedline.profiling.render.sections import Page
-
                 self._clear()
                 show(Page(title="", sections=ending(event)))
             case _:
@@ -188,10 +184,9 @@ CHARTS = (
 FACTORS = {"%": 100.0, "MiB": 2**-20}
 
 
-def curves_page(run: Path) -> "Page":
+def curves_page(run: Path) -> Page:
     """The curves of one run, from the events in its metrics.jsonl; resources are of rank 0 and its workers."""
     from feedline.profiling.render.report_time import GPU_SHARES
-    from feedline.profiling.render.sections import Curve, Curves, Page, section
     from feedline.train.metrics import as_trained, read_events
 
     of_gpus = [
@@ -218,10 +213,9 @@ def curves_page(run: Path) -> "Page":
     )
 
 
-def ending(event: Event) -> "list[Section | None]":
+def ending(event: Event) -> list[Section | None]:
     """The classes, those that fare worst first, and what cluster users know from `seff`."""
     from feedline.profiling.render.report_time import GPU_SHARES
-    from feedline.profiling.render.sections import Facts, Table, section
 
     rated = sorted((row for row in event.get("classes", []) if row["samples"]), key=lambda row: row["top1"])
     rows = [(row["name"][:30], row["samples"], f"{row['top1']:.1%}", f"{row['top5']:.1%}") for row in rated]
