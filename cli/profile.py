@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,10 +15,10 @@ from feedline.cli.options import REQUIRED, Settings, command, fields
 from feedline.cli.report import show_recording, written
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import count_of
-
-if TYPE_CHECKING:
-    from feedline.profiling.explain.verdict import Diagnosis
-    from feedline.profiling.record.recording import Recording
+from feedline.profiling.explain.fail_if import check, parse
+from feedline.profiling.explain.verdict import Diagnosis, diagnose, record_keys
+from feedline.profiling.record.journal import StudyConfig
+from feedline.profiling.record.recording import Recording
 
 OPTIONS = fields(
     "profiling.record.journal.StudyConfig",
@@ -63,11 +63,8 @@ def profile(
 
       feedline profile --steps 200 accelerate launch --num_processes 2 train.py
     """
-    from feedline.profiling.explain.fail_if import check, parse
-    from feedline.profiling.explain.verdict import diagnose
     from feedline.profiling.interrupts import hearing
     from feedline.profiling.profile_run import INTERRUPTED, chosen_legs, noted, study
-    from feedline.profiling.record.journal import StudyConfig
 
     if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("LOCAL_RANK"):  # one profiler watches all ranks
         raise UsageError("started by torchrun: turn it around, feedline profile torchrun [options] SCRIPT")
@@ -96,14 +93,12 @@ def profile(
         say(words)
 
 
-def write_record(diagnosis: "Diagnosis", record: Record) -> None:
-    from feedline.profiling.explain.verdict import record_keys
-
+def write_record(diagnosis: Diagnosis, record: Record) -> None:
     record.write({**record_keys(diagnosis), "recording": diagnosis.recording.to_dict()})
 
 
 def tell_failure(
-    diagnosis: "Diagnosis", status: int, record: Record, html: Path | None, trace: Path | None, flags: Container[str]
+    diagnosis: Diagnosis, status: int, record: Record, html: Path | None, trace: Path | None, flags: Container[str]
 ) -> None:
     """In two lines, so that what the script said itself stays in sight: how it ended and what was seen until then,
     and where the report of that is, or which of our `flags` it was given where no step was measured."""
@@ -123,7 +118,7 @@ def tell_failure(
             + "".join(f", {path}" for path in files))  # fmt: skip
 
 
-def with_reads(recording: "Recording") -> "Recording":
+def with_reads(recording: Recording) -> Recording:
     """What storage gives to reads of the script's own files: a second, past the page cache."""
     from feedline.profiling.profile_run import noted
 
@@ -140,7 +135,7 @@ def with_reads(recording: "Recording") -> "Recording":
         return noted(recording, f"what the storage gives was not tried: {type(error).__name__}: {error}")
 
 
-def with_trials(recording: "Recording") -> "Recording":
+def with_trials(recording: Recording) -> Recording:
     """What the script's own samples would cost at other sizes and codecs, where that room is installed."""
     from feedline.profiling.interrupts import Interrupted, hearing
     from feedline.profiling.profile_run import INTERRUPTED, noted

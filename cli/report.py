@@ -3,16 +3,16 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from feedline.cli.common import FailIf, HtmlFile, Record, TraceFile, say, show, write
 from feedline.cli.options import command
 from feedline.pipeline.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from feedline.profiling.explain.verdict import Diagnosis
+from feedline.profiling.explain.fail_if import check, parse
+from feedline.profiling.explain.verdict import Diagnosis, diagnose, record_keys
+from feedline.profiling.record.recording import Recording
 
 Files = Annotated[list[Path], typer.Argument(metavar="RECORDING…", help="Records of profile, or one .lprof file.")]
 
@@ -25,9 +25,6 @@ def report(
 
     Example: feedline report before.json after.json --html comparison.html
     """
-    from feedline.profiling.explain.fail_if import check, parse
-    from feedline.profiling.explain.verdict import record_keys
-
     conditions = [parse(text) for text in fail_if or ()]
     if any(is_line_profile(path) for path in recordings):
         if len(recordings) > 1 or trace is not None or conditions:
@@ -59,11 +56,8 @@ def is_line_profile(path: Path) -> bool:
         return False
 
 
-def load(paths: list[Path]) -> "dict[str, Diagnosis]":
+def load(paths: list[Path]) -> dict[str, Diagnosis]:
     """By a short name that tells them apart. Raises RecordingError."""
-    from feedline.profiling.explain.verdict import diagnose
-    from feedline.profiling.record.recording import Recording
-
     diagnoses: dict[str, Diagnosis] = {}
     for path in paths:
         name = path.stem if path.stem not in diagnoses else str(path)
@@ -72,7 +66,7 @@ def load(paths: list[Path]) -> "dict[str, Diagnosis]":
     return diagnoses
 
 
-def show_recording(diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> None:
+def show_recording(diagnosis: Diagnosis, html: Path | None, trace: Path | None) -> None:
     from feedline.profiling.render.profile_page import report
 
     show(report(diagnosis))
@@ -80,7 +74,7 @@ def show_recording(diagnosis: "Diagnosis", html: Path | None, trace: Path | None
         say(f"wrote {path}")
 
 
-def written(diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> list[Path]:
+def written(diagnosis: Diagnosis, html: Path | None, trace: Path | None) -> list[Path]:
     """The files that were asked for."""
     from feedline.profiling.render import profile_page
     from feedline.profiling.render.html import document
@@ -93,7 +87,7 @@ def written(diagnosis: "Diagnosis", html: Path | None, trace: Path | None) -> li
     return [path for path in (html, trace) if path is not None]
 
 
-def report_several(diagnoses: "dict[str, Diagnosis]", html: Path | None) -> dict[str, Any]:
+def report_several(diagnoses: dict[str, Diagnosis], html: Path | None) -> dict[str, Any]:
     """Each after the first is compared with the first; returns the keys of the record."""
     from feedline.profiling.explain.difference import versus
     from feedline.profiling.render.profile_page import comparison
