@@ -22,6 +22,7 @@ SURE_ERRORS = 3.0  # … or that of so many errors of its logarithm
 OF_A_CORE = 2.5  # up to so many times as long, in all it does alike, may be its core's doing
 NOTABLE = 0.1  # share of its busy time by which what a worker does differs from what the others do
 BLOCKED = ("blocked", "lock")
+BUSY_STAGES = [name for name in STAGES if name != "idle"]
 SHORT = 0.15  # share of their busy time without a core from which workers lack cores
 SPARE_SURELY = 0.35  # share of their time that all workers surely idle, from which more of them would idle, too
 FEW_LOOKS = 20  # fewer stack samples than this show no share
@@ -86,9 +87,7 @@ class Workers:
     @property
     def leader(self) -> str | None:
         """What takes them longest; None where it does not lead by more than its and the next one's errors (90 %)."""
-        first, second = sorted(
-            (name for name in STAGES if name != "idle"), key=lambda name: -self.stages.get(name, 0.0)
-        )[:2]
+        first, second = sorted(BUSY_STAGES, key=lambda name: -self.stages.get(name, 0.0))[:2]
         if self.looks < FEW_LOOKS:
             return None
         lead = self.stages[first] - self.stages[second]
@@ -107,7 +106,7 @@ def measure_workers(recording: Recording) -> Workers:
     whole = _merged(workers or [WorkerTime(worker=0)])
     stages, cost = _fractions(whole), _cost(whole)
     busy_s, delays_s = _busy_s(whole), whole.stages_delay_s
-    delay_s = None if delays_s is None else sum(delays_s.get(name, 0.0) for name in _busy_stages())
+    delay_s = None if delays_s is None else sum(delays_s.get(name, 0.0) for name in BUSY_STAGES)
     count = len({worker.worker for worker in workers if not worker.in_trainer})
     return Workers(
         count=loader.num_workers if loader and loader.num_workers is not None else count,
@@ -119,12 +118,8 @@ def measure_workers(recording: Recording) -> Workers:
         samples=whole.samples,
         each=[(worker, _fractions(worker)) for worker in workers],
         cpu_s=costs.worker_cpu_s,
-        stage_alone_s={name: _alone_s(whole, name) / whole.samples for name in _busy_stages()}
-        if whole.samples
-        else {},
-        stage_cpu_s={name: cpu_s / whole.samples for name, cpu_s in whole.stages_cpu_s.items()}
-        if whole.samples
-        else {},
+        stage_alone_s={name: _alone_s(whole, name) / whole.samples for name in BUSY_STAGES if whole.samples},
+        stage_cpu_s={name: cpu_s / whole.samples for name, cpu_s in whole.stages_cpu_s.items() if whole.samples},
         alone_s=cost.value if cost else costs.worker_wall_s or 0.0,
         alone_error=cost.error if cost else UNKNOWN_ERROR,
         delay=min(1.0, delay_s / busy_s) if delay_s is not None and busy_s else None,
@@ -189,12 +184,8 @@ def _merged(group: Sequence[WorkerTime]) -> WorkerTime:
     )
 
 
-def _busy_stages() -> list[str]:
-    return [name for name in STAGES if name != "idle"]
-
-
 def _busy_s(worker: WorkerTime) -> float:
-    return sum(worker.stages.get(name, 0.0) for name in _busy_stages())
+    return sum(worker.stages.get(name, 0.0) for name in BUSY_STAGES)
 
 
 def _alone_s(worker: WorkerTime, stage: str) -> float:
@@ -217,10 +208,9 @@ def _cost(worker: WorkerTime) -> Rate | None:
     busy_s = _busy_s(worker)
     if not worker.samples or busy_s <= 0:
         return None
-    looks = _looks(worker)
     of_blocks = (worker.sample_error_s or 0.0) * worker.samples / busy_s
-    alone_s = sum(_alone_s(worker, name) for name in _busy_stages())
-    return Rate(value=alone_s / worker.samples, error=max(of_blocks, 1.0 / math.sqrt(max(1.0, looks))))
+    alone_s = sum(_alone_s(worker, name) for name in BUSY_STAGES)
+    return Rate(value=alone_s / worker.samples, error=max(of_blocks, 1.0 / math.sqrt(max(1.0, _looks(worker)))))
 
 
 def _does_else(one: WorkerTime, others: WorkerTime) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.explain.measure.workers import busiest
+from feedline.profiling.explain.measure.workers import BUSY_STAGES, busiest
 from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, idle_workers, share_of, surely
 from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
@@ -28,7 +28,6 @@ from feedline.profiling.explain.remedies.remedy import (
 from feedline.profiling.record import units
 from feedline.profiling.record.loader_kinds import loader_kind
 from feedline.profiling.record.merge import MOST_PATHS
-from feedline.profiling.record.stages import STAGES
 
 NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
 CAUSE = 0.3  # share from which the user's own code is what holds the workers up
@@ -127,7 +126,7 @@ def slow_worker(at: Situation) -> Iterable[Change]:
         return
     worker, factor, error = workers.slow
     cpu_s = min(at.now.worker_cpu_s, workers.even_s)
-    place = busiest(worker.functions, *(stage for stage in STAGES if stage != "idle"))
+    place = busiest(worker.functions, *BUSY_STAGES)
     yield Change(
         family="slow-worker", remedy=f"mend worker {worker.worker}", target=place or f"worker {worker.worker}",
         then=replace(at.now, worker_s=workers.even_s, worker_cpu_s=cpu_s, contention={}), effort=Effort.CODE,
