@@ -37,11 +37,6 @@ class Storage:
     gives: Reads | None  # what the storage gave to reads alone, where that was told
 
     @property
-    def how(self) -> str:
-        """The workers read: alone, ahead or in sequence (`LoaderKind.reads`)."""
-        return self.kind.reads
-
-    @property
     def source(self) -> Source | None:
         """Where the bytes came from; None where that is not clear."""
         least, most = (self.share + times * ERRORS_90 * self.error for times in (-1, 1))
@@ -60,7 +55,7 @@ class Storage:
     @property
     def reads(self) -> Reads | None:
         """`gives`, where it fits to what this run's reads took."""
-        fits = self.source != "storage" or self.how == "ahead" or self.one_by_one
+        fits = self.source != "storage" or self.kind.reads == "ahead" or self.one_by_one
         return self.gives if fits else None
 
     @property
@@ -93,7 +88,7 @@ class Storage:
         """That a sample's reads would keep each reader waiting where nothing is in memory. None too for long files
         that are read in an order which nobody knows."""
         long = self.gives is not None and self.gives.sequential_bytes_per_s is not None
-        return None if long and self.how == "alone" else self._waits_s(self.readers)
+        return None if long and self.kind.reads == "alone" else self._waits_s(self.readers)
 
     def blocked_with(self, readers: int) -> float:
         """`blocked_s` with more readers, none of whom waits less for it; as it is where nothing tells."""
@@ -106,12 +101,12 @@ class Storage:
 
     def _is_far_below_cold(self, waited_s: float) -> bool:
         """Of readers who wait for each read by themselves."""
-        return self.how == "alone" and waited_s < (self.cold_s or 0.0) / ALIKE
+        return self.kind.reads == "alone" and waited_s < (self.cold_s or 0.0) / ALIKE
 
     def _waits_s(self, at_once: float) -> float | None:
         """For the reads of a sample, with so many at once, by what the storage gave to nothing else."""
         gives, at_once = self.gives, max(1.0, at_once)
-        if gives is None or self.how != "in sequence":
+        if gives is None or self.kind.reads != "in sequence":
             return gives and gives.read_s(at_once)
         rate = gives.sequential_bytes_per_s  # the readers share it
         return rate and at_once * gives.piece_bytes / rate
