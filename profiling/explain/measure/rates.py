@@ -119,8 +119,7 @@ def stretches(steps: Sequence[Step]) -> list[Sequence[Step]]:
 def _window_error(steps: Sequence[Step], window_s: float) -> float:
     """Relative standard error of the rate in one window so long, by how the stretches of the loop differ; 0 where
     these are too few. Pictures of all sizes make a second's work differ by a third."""
-    groups = stretches(steps)
-    rates = [sum(step.samples for step in group) / group_s for group in groups if (group_s := seconds_of(group)) > 0]
+    rates = _stretch_rates(steps)
     if len(rates) < GROUPS or window_s <= 0 or not sum(rates):
         return 0.0
     spread = statistics.stdev(rates) / statistics.fmean(rates)
@@ -132,12 +131,13 @@ def _rate_now(steps: Sequence[Step]) -> Rate | None:
     seconds, samples = seconds_of(steps), sum(step.samples for step in steps)
     if not seconds or not samples:
         return None
-    rates = [
-        sum(step.samples for step in group) / group_s
-        for group in stretches(steps)
-        if (group_s := seconds_of(group)) > 0
-    ]
-    return Rate(value=samples / seconds, error=spread_error(rates))
+    return Rate(value=samples / seconds, error=spread_error(_stretch_rates(steps)))
+
+
+def _stretch_rates(steps: Sequence[Step]) -> list[float]:
+    """samples/s in each; none of those that took no time."""
+    groups = stretches(steps)
+    return [sum(step.samples for step in group) / group_s for group in groups if (group_s := seconds_of(group)) > 0]
 
 
 def _ceiling(recording: Recording, now: Rate | None) -> tuple[Rate | None, str]:
