@@ -7,7 +7,7 @@ inside measured steps of the training loader: start-up, evaluation and checkpoin
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, zip_longest
@@ -62,7 +62,8 @@ def merge(
     found = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
     rows = {trainer["pid"]: _rows(journal, trainer) for trainer in found}
     trainers = _that_train(found, rows)
-    workers = _workers(journal, {one["pid"] for one in found} - {one["pid"] for one in trainers})
+    strangers = {one["pid"] for one in found} - {one["pid"] for one in trainers}
+    workers = [one for one in journal.all("worker-") if one.get("trainer") not in strangers]
     anywhere = any(row.trained for one in trainers for row in rows[one["pid"]])
     by_process = {one["pid"]: _phases(rows[one["pid"]], anywhere=anywhere) for one in trainers}
     phases = [item for of_process in by_process.values() for item in of_process.items()]
@@ -86,6 +87,7 @@ def merge(
     turns = zip_longest(*(one["paths"] for one in (*workers, *trainers)))
     started = datetime.now(UTC) - timedelta(seconds=time.perf_counter() - origin)
     ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in times]
+    failed = script is not None and script.ended_by in ("error", "signal")
     recording = Recording(
         script=script or Script(argv=list(argv), cwd=str(Path.cwd()), python=sys.executable),
         started=started.isoformat(timespec="seconds"),
@@ -107,14 +109,7 @@ def merge(
         sample_paths=list(dict.fromkeys(path for turn in turns for path in turn if path is not None))[:MOST_PATHS],
         lines=diagnostic.lines(journal),
         overhead=overhead(journal, trainers, sampler, max(ends_s, default=0.0)),
-        notes=_notes(
-            journal,
-            workers,
-            trainers,
-            steps,
-            loaders,
-            failed=script is not None and script.ended_by in ("error", "signal"),
-        ),
+        notes=_notes(journal, workers, trainers, steps, loaders, failed=failed),
     )
     return replace(recording, costs=costs(recording))
 
@@ -136,11 +131,6 @@ def _that_train(trainers: list[About], rows: Mapping[int, Sequence[StepRow]]) ->
     trains."""
     training = [one for one in trainers if one["optimizer_steps"] or any(row.trained for row in rows[one["pid"]])]
     return training or trainers
-
-
-def _workers(journal: Journal, strangers: Collection[int]) -> list[About]:
-    """But for those of these trainers."""
-    return [one for one in journal.all("worker-") if one.get("trainer") not in strangers]
 
 
 def _phases(rows: Sequence[StepRow], *, anywhere: bool) -> Phases:
@@ -287,14 +277,11 @@ def _notes(
         notes.append("too few batches to leave a warm-up out: run longer (no --steps, or a larger one)")
     if any(one["ended_by"] == "running" for one in trainers):
         notes.append("enough was seen before the script ended: it ran on unwatched")
-    seen, ranks = (
-        len({one["rank"] for one in trainers}),
-        max((one["facts"]["world_size"] for one in trainers), default=1),
-    )
+    seen = len({one["rank"] for one in trainers})
+    ranks = max((one["facts"]["world_size"] for one in trainers), default=1)
     if seen < ranks:
-        notes.append(
-            f"{seen} of {ranks} ranks were seen: rates and predictions are of {'it' if seen == 1 else 'these'}"
-        )
+        these = "it" if seen == 1 else "these"
+        notes.append(f"{seen} of {ranks} ranks were seen: rates and predictions are of {these}")
     if count := sum(killed(journal, worker) for worker in workers):
         notes.append(f"{count_of(count, 'worker')} killed by a signal: counted up to their last second")
     told, used = {worker["loader"] for worker in workers}, {step.loader for step in steps}
