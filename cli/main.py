@@ -92,8 +92,7 @@ def run() -> None:
 
 RERUN = ("prepare", "compare", "ladder", "demo", "tune", "gpu-check", "sweep", "prune")
 GOES_ON = {
-    **dict.fromkeys(RERUN, ": the same command resumes"),
-    **dict.fromkeys(("tune", "gpu-check"), ""),
+    **dict.fromkeys(("prepare", "compare", "demo", "sweep", "prune"), ": the same command resumes"),
     "ladder": ": what is prepared stays, the same command measures anew",
 }
 

@@ -91,16 +91,8 @@ def fields(dataclass: str, *wanted: str, negatable: bool = False, **changes: Map
         words = limits.pop("words", ())
         flag = field.replace("_", "-")
         flags = change.pop("flags", (f"--{flag}/--no-{flag}" if negatable and kind is bool else f"--{flag}",))
-        made.append(
-            Option(
-                field=field,
-                flags=flags,
-                hint=kind,
-                default=start,
-                words=words,
-                more={"help": text, **limits, **change},
-            )
-        )
+        more = {"help": text, **limits, **change}
+        made.append(Option(field=field, flags=flags, hint=kind, default=start, words=words, more=more))
     return Options(made)
 
 

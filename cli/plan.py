@@ -50,10 +50,8 @@ def plan(
 
     if gpu_rate is None:
         raise UsageError("--gpu-rate is not given: it is the ceiling of `feedline profile --legs` on that GPU")
-    limit, random = (
-        None if text is None else parse_rate(text, name)
-        for text, name in ((bandwidth, "--bandwidth"), (random_bandwidth, "--random-bandwidth"))
-    )
+    limit = None if bandwidth is None else parse_rate(bandwidth)
+    random = None if random_bandwidth is None else parse_rate(random_bandwidth, "--random-bandwidth")
     given = {"load_cpu_s": (load_us, 1e-6), "sample_bytes": (sample_kb, 1e3), "prepare_cpu_s": (prepare_ms, 1e-3)}
     costs: Settings = {}
     here: dict[str, Any] = {}

@@ -36,11 +36,7 @@ LIST_BYTES = 64 << 20
 
 
 @command
-def prepare(
-    job: Annotated[Settings, JOB],
-    picture: Annotated[Settings, PICTURE],
-    record: Record,
-) -> None:
+def prepare(job: Annotated[Settings, JOB], picture: Annotated[Settings, PICTURE], record: Record) -> None:
     """Prepare raw images into verified-ready WebDataset shards. A rerun resumes; bad images go to OUT/quarantine.
 
     Example: feedline prepare /data/imagenet OUT --output 256:jpeg --output 64:raw

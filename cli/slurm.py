@@ -12,10 +12,7 @@ from feedline.cli.options import Options, Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import count_of
 
-OPTIONS = fields(
-    "train.slurm.SlurmConfig",
-    dataset={"metavar": "OUT"},
-)
+OPTIONS = fields("train.slurm.SlurmConfig", dataset={"metavar": "OUT"})
 
 
 @command
