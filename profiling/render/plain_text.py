@@ -25,13 +25,8 @@ def text(page: sections.Page, *, width: int = 88) -> str:
         proof = _stacks(page.verdict.proof, width) if page.verdict.proof else []
         evidence = [line for sentence in page.verdict.evidence for line in _wrapped(sentence, width)]
         first = ["DO THIS FIRST", *_remedies(page.verdict.first, width)] if page.verdict.first else []
-        blocks = [
-            textwrap.wrap(page.verdict.words, width),
-            proof,
-            evidence,
-            _pairs(page.verdict.figures, width),
-            first,
-        ]
+        figures = _pairs(page.verdict.figures, width)
+        blocks = [textwrap.wrap(page.verdict.words, width), proof, evidence, figures, first]
     for section in page.sections:
         parts = [lines for part in section.parts if (lines := _part(part, width))] if section else []
         if section and parts:  # the heading stands right above its first part

@@ -246,29 +246,16 @@ class Coordinates:
     last line stands out."""
 
     axes: Sequence[Axis]
-    lines: Sequence[
-        tuple[str, float, Sequence[float | None]]
-    ]  # name, weight and places, all from 0 to 1; None: a gap
+    lines: Sequence[tuple[str, float, Sequence[float | None]]]
+    """Name, weight and places, all from 0 to 1; None: a gap."""
     title: str
     note: str = ""
 
 
 Part: TypeAlias = (
-    Prose
-    | Points
-    | Code
-    | Facts
-    | Reasons
-    | Pictures
-    | Table
-    | Listing
-    | Bars
-    | Remedies
-    | Stacks
-    | Curves
-    | Columns
-    | Coordinates
-)
+    Prose | Points | Code | Facts | Reasons | Pictures | Table | Listing
+    | Bars | Remedies | Stacks | Curves | Columns | Coordinates
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
