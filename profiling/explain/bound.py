@@ -46,12 +46,12 @@ class Judged(NamedTuple):
 
 
 def judged(measured: Measured) -> Judged:
-    trainer = measured.trainer
+    trainer, workers, machine = measured.trainer, measured.workers, measured.machine
     shares, errors = asdict(trainer.shares), asdict(trainer.errors)
     least: dict[Bound, float] = dict(THRESHOLDS)
     if why := unseen(measured):
         return Judged(None, [], why)
-    if measured.batches_ready and measured.machine.others_cores and measured.rates.start_share < DATA_BOUND:
+    if measured.batches_ready and machine.others_cores and measured.rates.start_share < DATA_BOUND:
         least["data"] = MOST
     reach = {name: ERRORS_90 * errors[name] for name in least}
     unknown = {name: shares["other"] if name == "trainer" or trainer.sampled else 0.0 for name in least}
@@ -78,15 +78,9 @@ def judged(measured: Measured) -> Judged:
     if bound == "compute" and shares["other"] >= THRESHOLDS["trainer"]:
         lost = units.percent(shares["other"])
         return Judged(None, [], f"nothing decides what the training thread does {lost} of the time")
-    if (
-        bound == "compute"
-        and measured.machine.on_cpu
-        and measured.rates.ceiling is None
-        and measured.workers.count
-        and measured.workers.lack_cores
-        and not measured.machine.others_cores
-    ):
-        lacked = units.percent(measured.workers.delay)
+    shared = machine.on_cpu and workers.count and not machine.others_cores  # by model and workers alone
+    if bound == "compute" and shared and workers.lack_cores and measured.rates.ceiling is None:
+        lacked = units.percent(workers.delay)
         wait = f"the workers wait {lacked} of their busy time for a core, and so may the model"
         tells = "--legs tells" if not measured.rates.doubt else "--legs on a quiet machine tells"
         return Judged(None, [], f"{wait}: {tells} how fast it is with data for free")

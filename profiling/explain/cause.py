@@ -109,9 +109,8 @@ def _main(measured: Measured) -> Cause | None:
     if trainer.sampled:
         (share, error), (waits, waits_error) = looked(recording, ("load",)), looked(recording, ("wait",))
         if share - waits <= ERRORS_90 * (error + waits_error):
-            return Cause(
-                words="the batches come out of something that is not watched: what makes them cannot be seen"
-            )
+            unseen = "the batches come out of something that is not watched: what makes them cannot be seen"
+            return Cause(words=unseen)
     top, where = measured.workers.top, ""
     words = f"the training thread prepares its batches itself, {units.percent(share)} of its time"
     if top is not None:
@@ -147,9 +146,8 @@ def _stage(measured: Measured) -> Cause:
         return Cause(words="no stage of the workers leads the others beyond its error")
     share, error = (of[name] / workers.busy for of in (workers.stages, workers.stage_errors))
     where = _place(measured, name)
-    words = f"the workers spend {units.percent(share)} of their busy time {spent_in(name)}" + (
-        f" ({where})" if where else ""
-    )
+    words = f"the workers spend {units.percent(share)} of their busy time {spent_in(name)}"
+    words += f" ({where})" if where else ""
     return Cause(kind=name, where=where, share=share, error=error, words=words + AFTERWORDS.get(name, ""))
 
 

@@ -29,13 +29,12 @@ def rates_of(diagnoses: Sequence[Diagnosis]) -> list[Rate | None]:
 
 def versus(before: Diagnosis, after: Diagnosis, names: tuple[str, str] = ("A", "B")) -> Versus:
     a, b = rates_of([before, after])
-    units_of = [one.measured.unit.removesuffix("/s") for one in (before, after)]
-    if a and b and units_of[0] != units_of[1]:
-        apart = f"{names[0]} counts {units_of[0]} and {names[1]} {units_of[1]}: their rates cannot be compared."
-        return Versus(ratio=None, low=None, high=None, statement=apart, changes=_changes(before, after))
-    if a is None or b is None:
-        missing = f"{names[0] if a is None else names[1]} has no measured rate."
-        return Versus(ratio=None, low=None, high=None, statement=missing, changes=_changes(before, after))
+    first, second = (one.measured.unit.removesuffix("/s") for one in (before, after))
+    changes = _changes(before, after)
+    if a is None or b is None or first != second:
+        apart = f"{names[0]} counts {first} and {names[1]} {second}: their rates cannot be compared."
+        statement = apart if a and b else f"{names[0] if a is None else names[1]} has no measured rate."
+        return Versus(ratio=None, low=None, high=None, statement=statement, changes=changes)
     ratio = b.value / a.value
     reach = math.exp(ERRORS_95 * math.hypot(a.error, b.error))
     low, high = ratio / reach, ratio * reach
@@ -55,7 +54,7 @@ def versus(before: Diagnosis, after: Diagnosis, names: tuple[str, str] = ("A", "
         statement = f"{names[1]} is {units.times(ratio)} as fast as {names[0]} ({interval}): faster {surely}."
     else:
         statement = f"{names[1]} runs at {ratio:.2f} times the rate of {names[0]} ({interval}): slower {surely}."
-    return Versus(ratio=ratio, low=low, high=high, statement=statement, changes=_changes(before, after))
+    return Versus(ratio=ratio, low=low, high=high, statement=statement, changes=changes)
 
 
 def _changes(before: Diagnosis, after: Diagnosis) -> list[str]:

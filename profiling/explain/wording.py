@@ -17,9 +17,8 @@ def headline(measured: Measured, verdict: Judged) -> str:
     shares, bound = measured.trainer.shares, verdict.bound
     if bound is None:
         return f"Cannot tell: {verdict.why}."
-    name = f"{bound.capitalize()}-bound" + (
-        f", close to {' and '.join(verdict.close)}-bound" if verdict.close else ""
-    )
+    close = f", close to {' and '.join(verdict.close)}-bound" if verdict.close else ""
+    name = f"{bound.capitalize()}-bound{close}"
     if bound == "data" and shares.data < THRESHOLDS["data"]:
         who = "the workers and other programs" if measured.machine.others_cores else "the workers"
         return f"{name}: {who} take the cores that the model needs."
@@ -107,10 +106,8 @@ def _of_the_workers(measured: Measured, verdict: Judged) -> list[str]:
     workers, machine, sentences = measured.workers, measured.machine, list[str]()
     busy = {name: share for name, share in workers.stages.items() if name != "idle" and share > 0}
     if busy and workers.looks >= FEW_LOOKS:
-        top = sorted(busy, key=lambda name: -busy[name])[:2]
-        shares = " and ".join(
-            f"{units.share(busy[name], workers.stage_errors[name])} {spent_in(name)}" for name in top
-        )
+        top, errors = sorted(busy, key=lambda name: -busy[name])[:2], workers.stage_errors
+        shares = " and ".join(f"{units.share(busy[name], errors[name])} {spent_in(name)}" for name in top)
         who = "The workers spend their time" if workers.count else "The trainer prepares its batches itself"
         idle = f"; they idle {units.percent(workers.stages['idle'])}" if workers.count else ""
         sentences.append(f"{who}: {shares}{idle}.")

@@ -18,14 +18,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from feedline.profiling.explain.measure.rates import (
-    ERRORS_90,
-    Rate,
-    median_rate,
-    seconds_of,
-    stretches,
-    waited_s,
-)
+from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, median_rate, seconds_of, stretches, waited_s
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, function_of, looked_error, together
 from feedline.profiling.record.recording import Recording, Step, ThreadTime
 from feedline.profiling.record.uncertainty import look_error, share_error
@@ -183,9 +176,8 @@ def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, samp
     blocks = stretches(steps)
     whole_s = [sum(step.duration_s - step.pause_s for step in block) for block in blocks]
     copy = sum(step.copy_s or 0.0 for step in steps) / ranks_s
-    copy_error = (
-        share_error([sum(step.copy_s or 0.0 for step in block) for block in blocks], whole_s) if copy else 0.0
-    )
+    copies_s = [sum(step.copy_s or 0.0 for step in block) for block in blocks]
+    copy_error = share_error(copies_s, whole_s) if copy else 0.0
     (own, own_error), (other, other_error) = looked(recording, OWN), looked(recording, ("other",))
     data, data_error = seen, seen_error = looked(recording, DATA)
     between, between_error = _prepared(recording, steps, ranks_s)

@@ -7,14 +7,7 @@ from dataclasses import dataclass, replace
 from feedline.profiling.explain.measure.cores import Machine, measure_machine
 from feedline.profiling.explain.measure.from_storage import Storage, measure_storage
 from feedline.profiling.explain.measure.main_thread import Shares, Trainer, looked, measure_trainer
-from feedline.profiling.explain.measure.rates import (
-    ERRORS_90,
-    Rate,
-    Rates,
-    believed,
-    measure_rates,
-    waited_s,
-)
+from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, Rates, believed, measure_rates, waited_s
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
@@ -109,9 +102,8 @@ class Measured:
     @property
     def uses_all_cores(self) -> bool:
         """Workers and model share them: more workers would get no more of them."""
-        return (
-            self.workers.count > 0 and not self.machine.others_cores and self.machine.own >= ALL * self.machine.cores
-        )
+        machine = self.machine
+        return self.workers.count > 0 and not machine.others_cores and machine.own >= ALL * machine.cores
 
     @property
     def waits(self) -> float:
