@@ -86,10 +86,8 @@ class Reads:
         """Bytes/s with so many reads at once: between those measured as a power of the count, held beyond."""
         known = list(zip(map(math.log, self.at_once), map(math.log, self.random_bytes_per_s), strict=True))
         place = min(max(math.log(max(1.0, count)), known[0][0]), known[-1][0])
-        (left, low), (right, high) = (
-            max(one for one in known if one[0] <= place),
-            min(one for one in known if one[0] >= place),
-        )
+        left, low = max(one for one in known if one[0] <= place)
+        right, high = min(one for one in known if one[0] >= place)
         return math.exp(low + (high - low) * (place - left) / (right - left) if right > left else low)
 
     @property

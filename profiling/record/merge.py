@@ -74,14 +74,10 @@ def merge(
     main = train_loader(loaders, steps)
     training = [step for step in steps if main is not None and step.loader == main.id]
     windows = {one["rank"]: Windows([step for step in training if step.rank == one["rank"]]) for one in trainers}
-    times = [
-        ThreadTime(
-            **RowSum(journal.rows(f"main-{one['pid']}", TimeRow), windows[one["rank"]], origin).thread(),
-            rank=one["rank"],
-            pid=one["pid"],
-        )
-        for one in trainers
-    ]
+    times: list[ThreadTime] = []
+    for one in trainers:
+        total = RowSum(journal.rows(f"main-{one['pid']}", TimeRow), windows[one["rank"]], origin)
+        times.append(ThreadTime(**total.thread(), rank=one["rank"], pid=one["pid"]))
     series = list(sampler.recorded) if sampler else []
     # Round robin over the processes, so that one worker's folder does not fill the list.
     turns = zip_longest(*(one["paths"] for one in (*workers, *trainers)))

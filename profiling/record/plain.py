@@ -32,13 +32,11 @@ def to_plain(value: Any) -> Any:
     members = cast("list[Any]", value)
     if not (members and getattr(members[0], "AS_COLUMNS", False)):
         return [to_plain(item) for item in members]
-    columns = {one.name: [getattr(member, one.name) for member in members] for one in fields(members[0])}
-    return {
-        "columns": {
-            name: [round(item, 6) if isinstance(item, float) else item for item in column]
-            for name, column in columns.items()
-        }
-    }
+    columns: dict[str, list[Any]] = {}
+    for one in fields(members[0]):
+        column = [getattr(member, one.name) for member in members]
+        columns[one.name] = [round(item, 6) if isinstance(item, float) else item for item in column]
+    return {"columns": columns}
 
 
 _hints = cache(get_type_hints)

@@ -31,9 +31,8 @@ def text(page: sections.Page, *, width: int = 88) -> str:
         parts = [lines for part in section.parts if (lines := _part(part, width))] if section else []
         if section and parts:  # the heading stands right above its first part
             blocks += [[section.heading.upper(), *parts[0]], *parts[1:]]
-    return printable(
-        "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block) + "\n", "\n"
-    )
+    whole = "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block)
+    return printable(whole + "\n", "\n")
 
 
 def _part(part: sections.Part, width: int) -> list[str]:

@@ -107,28 +107,23 @@ def _rate(rate: Rate, unit: str) -> str:
 
 def sections(diagnosis: Diagnosis) -> list[Section | None]:
     """Everything below the verdict, for pages that put a recording among other things."""
-    recording = diagnosis.recording
+    recording, unit, workers = diagnosis.recording, diagnosis.measured.unit, diagnosis.measured.workers
     return [
         what_helps(diagnosis),
         what_may_help(diagnosis),
         in_vain(diagnosis.predictions),
-        _where_time_goes(diagnosis),
+        # the step itself stands beside the verdict
+        section("Where the time goes", _main_thread(diagnosis), _stages(workers), _transforms(workers)),
         _storage(diagnosis),
         report_time.timeline(recording),
         report_time.gpus(recording),
         report_time.resources(recording),
         _gpus(recording.gpus, recording.gpu_note),
-        _legs(recording.legs, diagnosis.measured.unit),
+        _legs(recording.legs, unit),
         _listing(diagnosis.lines, {}),
         _about(diagnosis),
         section("Notes", Points(diagnosis.notes)) if diagnosis.notes else None,
     ]
-
-
-def _where_time_goes(diagnosis: Diagnosis) -> Section | None:
-    """The step itself stands beside the verdict."""
-    workers = diagnosis.measured.workers
-    return section("Where the time goes", _main_thread(diagnosis), _stages(diagnosis), _transforms(workers))
 
 
 def _main_thread(diagnosis: Diagnosis) -> Stacks | None:
@@ -161,8 +156,7 @@ def _step(label: str, diagnosis: Diagnosis) -> Stack:
     )
 
 
-def _stages(diagnosis: Diagnosis) -> Stacks | None:
-    workers = diagnosis.measured.workers
+def _stages(workers: Workers) -> Stacks | None:
     if not workers.stages:
         return None
     rows: list[Stack] = []
@@ -189,9 +183,8 @@ def _storage(diagnosis: Diagnosis) -> Section | None:
         Bar(label=f"{count_of(count, 'read')} at once", value=rate / 1e6)
         for count, rate in zip(reads.at_once, reads.random_bytes_per_s, strict=True)
     ]
-    rows += (
-        [Bar(label="in sequence", value=reads.sequential_bytes_per_s / 1e6)] if reads.sequential_bytes_per_s else []
-    )
+    if in_sequence := reads.sequential_bytes_per_s:
+        rows.append(Bar(label="in sequence", value=in_sequence / 1e6))
     now, asked = diagnosis.measured.rates.now, storage.sample_bytes
     reference = ("what the run read", now.value * asked / 1e6) if now and asked else None
     lede = f"Reads of {units.size(reads.piece_bytes)} of the script's own files, past the page cache, behind its end."
@@ -266,10 +259,9 @@ def _about(diagnosis: Diagnosis) -> Section | None:
         "python": recording.script.python or host["python"],
     }
     if loader is not None:
-        known = {name: getattr(loader, name) for name in ("num_workers", "batch_size")}
-        facts["loader"] = ", ".join(
-            [loader.kind, *(f"{n}={value}" for n, value in known.items() if value is not None)]
-        )
+        known = {"num_workers": loader.num_workers, "batch_size": loader.batch_size}
+        settings = [f"{name}={value}" for name, value in known.items() if value is not None]
+        facts["loader"] = ", ".join([loader.kind, *settings])
     return section("About this recording", Facts(facts))
 
 
