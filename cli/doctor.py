@@ -72,10 +72,9 @@ def images(versions: dict[str, str]) -> Iterator[Fact]:
     try:
         import PIL.features
     except ImportError as error:
-        there = importlib.util.find_spec("PIL") is not None
-        words, remedy = (
-            (f"does not load: {error}", REINSTALL) if there else ("none", "pip install pillow-simd (or pillow)")
-        )
+        words, remedy = "none", "pip install pillow-simd (or pillow)"
+        if importlib.util.find_spec("PIL") is not None:
+            words, remedy = f"does not load: {error}", REINSTALL
         yield Fact("pil", "Pillow", None, words, remedy)
         yield Fact("formats", "more formats", None, "none")
         yield Fact("libjpeg_turbo", "libjpeg-turbo", None, "none")

@@ -140,9 +140,8 @@ def thresholds_table(rows: Sequence[Mapping[str, Any]]) -> Table:
          ", ".join(row["empty_layers"]) or "–")
         for row in rows
     ]  # fmt: skip
-    return Table(
-        headers=("quantile", "|w|", "weights below it", "layers without any other"), rows=cells, numeric=(0, 1, 2)
-    )
+    headers = ("quantile", "|w|", "weights below it", "layers without any other")
+    return Table(headers=headers, rows=cells, numeric=(0, 1, 2))
 
 
 def magnitudes(rows: Mapping[str, Mapping[str, Any]], title: str) -> Curves:
@@ -150,6 +149,5 @@ def magnitudes(rows: Mapping[str, Mapping[str, Any]], title: str) -> Curves:
         Curve(name=name, points=sorted((100 * float(q), value) for q, value in row["quantiles"].items()))
         for name, row in rows.items()
     ]
-    return Curves(
-        curves=curves, title=f"{title}: magnitude by quantile", y_unit="|w|", x_unit="% of the weights below"
-    )
+    title = f"{title}: magnitude by quantile"
+    return Curves(curves=curves, title=title, y_unit="|w|", x_unit="% of the weights below")

@@ -36,11 +36,9 @@ STATES = {
 
 def sweep_page(record: Row) -> Page:
     trials, best = record["trials"], record["best"]
-    words = (
-        f"Top-1 {units.percent(best['value'])} with {settings(best['params'])}"
-        if best
-        else "No trial is complete yet"
-    )
+    words = "No trial is complete yet"
+    if best:
+        words = f"Top-1 {units.percent(best['value'])} with {settings(best['params'])}"
     counted = ", ".join(f"{number} {STATES[state]}" for state, number in record["counts"].items())
     share = units.percent(record["epochs"] / max(record["full_epochs"], 1))
     evidence = [

@@ -33,11 +33,9 @@ def sweep(
 
     Example: feedline sweep OUT --space space.toml --study runs/sweep --trials 30 --epochs 9 --model small_cnn
     """
-    for name in ("space", "study"):
+    for name, what in (("space", "FILE"), ("study", "DIR")):
         if options[name] is None:
-            raise UsageError(
-                f"sweep needs --{name} {'FILE' if name == 'space' else 'DIR'} (see feedline sweep --help)"
-            )
+            raise UsageError(f"sweep needs --{name} {what} (see feedline sweep --help)")
     from feedline.train.study import sweep as kind
     from feedline.train.study.crew import CrewConfig
 

@@ -167,19 +167,15 @@ def _speed(event: Event) -> str:
 # --- as a page ----------------------------------------------------------------------------------------
 
 CHARTS = (
-    (
-        "Learning",
-        "Loss",
-        "nats a sample",
-        {"training loss": ("step", "loss"), "validation loss": ("epoch", "val_loss")},
-    ),
+    ("Learning", "Loss", "nats a sample", {"training loss": ("step", "loss"),
+                                           "validation loss": ("epoch", "val_loss")}),
     ("Learning", "Validation accuracy", "%", {"top-1": ("epoch", "top1"), "top-5": ("epoch", "top5")}),
     ("Learning", "Learning rate", "", {"learning rate": ("step", "lr")}),
     ("Speed", "Throughput", "samples/s", {"samples/s": ("step", "samples_per_s")}),
     ("Speed", "Share of the time blocked on the next batch", "%", {"wait": ("step", "wait_fraction")}),
     ("Resources", "CPU", "cores in use", {"CPU": ("resources", "cpu_cores")}),
     ("Resources", "Memory", "MiB", {"memory": ("resources", "memory_bytes")}),
-)
+)  # fmt: skip
 """Section, title, unit, and the curves: each the value of a key in the events of a kind. GPUs' are added to these."""
 FACTORS = {"%": 100.0, "MiB": 2**-20}
 

@@ -131,8 +131,7 @@ def command_line(argv: Sequence[str], *, module: bool) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    path = os.environ.get("PYTHONPATH")
-    paths = f"{folder}{os.pathsep}{path}" if path else str(folder)
+    paths = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": paths, ENVIRONMENT: str(folder)}
 
 

@@ -32,12 +32,8 @@ def start_from_environment() -> None:
     global _profiled
     _profiled = True
     journal = Journal(Path(folder))
-    if not hasattr(builtins, "profile"):
-
-        def as_it_is(function: Any) -> Any:
-            return function
-
-        builtins.profile = as_it_is  # type: ignore[attr-defined]  as kernprof does: @profile may be left in a script
+    if not hasattr(builtins, "profile"):  # as kernprof does: @profile may be left in a script
+        builtins.profile = lambda function: function  # type: ignore[attr-defined]
     config = journal.config()
     if config.parent and os.getppid() == config.parent:  # only the script itself ends with it, not what it starts
         from feedline.pipeline.base.process import die_with  # here: no other interpreter of the run needs it

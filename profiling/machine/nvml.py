@@ -21,6 +21,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
+from feedline.pipeline.base.errors import first_line
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record.measurements import GPU_MEANS, Gpu
 
@@ -255,7 +256,6 @@ def _text(value: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    if isinstance(error, OSError) and "libnvidia-ml" in text:
+    if isinstance(error, OSError) and "libnvidia-ml" in str(error):
         return "no NVIDIA driver here"
-    return "NVML is not installed (nvidia-ml-py)" if isinstance(error, ImportError) else text.splitlines()[0]
+    return "NVML is not installed (nvidia-ml-py)" if isinstance(error, ImportError) else first_line(error)
