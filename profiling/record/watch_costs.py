@@ -5,7 +5,7 @@ from typing import Any
 
 from feedline.profiling.record.journal import Journal, TimeRow
 from feedline.profiling.record.measurements import Sampled, scope_of
-from feedline.profiling.record.recording import Costs, Overhead, Recording, Step
+from feedline.profiling.record.recording import Costs, Overhead, Recording
 from feedline.profiling.record.windows import mean_over, of_lowest_rank, without_pause
 
 
@@ -25,25 +25,23 @@ def costs(recording: Recording) -> Costs:
     trainer_cpu_s = sum(one.cpu_s or 0.0 for one in recording.trainers) - loading_cpu_s
     busy_s = sum(one.seconds - one.stages.get("idle", 0.0) for one in workers)
     scopes = {scope_of(one.rank, None if one.in_trainer else one.worker) for one in workers}
+    windows = of_lowest_rank(measured)
+    seconds = sum(step.duration_s - step.pause_s for step in measured) / max(1, recording.compute.world_size)
+
+    def per_sample(name: str) -> float | None:
+        """From a rate sampled while the measured steps ran."""
+        series = (one for one in recording.series if one.name == name and one.scope in scopes)
+        means = [mean for one in series if (mean := mean_over(one, windows)) is not None]
+        return sum(means) * seconds / samples if means else None
+
     return Costs(
         worker_cpu_s=sum(workers_cpu_s) / prepared if workers_cpu_s else None,
         worker_wall_s=busy_s / prepared if workers else None,
         trainer_cpu_s=max(0.0, trainer_cpu_s) / samples,
-        read_bytes=_per_sample(recording, "read_bytes_per_s", scopes, measured, samples),
-        device_bytes=_per_sample(recording, "disk_read_bytes_per_s", scopes, measured, samples),
-        read_calls=_per_sample(recording, "read_calls_per_s", scopes, measured, samples),
+        read_bytes=per_sample("read_bytes_per_s"),
+        device_bytes=per_sample("disk_read_bytes_per_s"),
+        read_calls=per_sample("read_calls_per_s"),
     )
-
-
-def _per_sample(
-    recording: Recording, name: str, scopes: set[str], measured: list[Step], samples: int
-) -> float | None:
-    """From a rate sampled while the measured steps ran."""
-    windows = of_lowest_rank(measured)
-    series = (one for one in recording.series if one.name == name and one.scope in scopes)
-    means = [mean for one in series if (mean := mean_over(one, windows)) is not None]
-    seconds = sum(step.duration_s - step.pause_s for step in measured) / max(1, recording.compute.world_size)
-    return sum(means) * seconds / samples if means else None
 
 
 def overhead(journal: Journal, trainers: list[dict[str, Any]], sampler: Sampled | None, seconds: float) -> Overhead:
