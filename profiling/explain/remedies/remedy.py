@@ -16,7 +16,6 @@ from typing import Any
 
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
-from feedline.profiling.record.loader_kinds import loader_kind
 from feedline.profiling.record.recording import LoaderSeen, Recording, Trial
 
 
@@ -100,7 +99,7 @@ def without_handover(at: Situation) -> float:
 
 def loader_line(at: Situation, words: str, of_torch: str = "") -> str:
     """The call that makes the script's loader, with these words, and those that torch's alone needs."""
-    kind = loader_kind(at.measured.loader.kind if at.measured.loader else "")
+    kind = at.measured.storage.kind
     if kind.by_setting is not None:
         return kind.by_setting[words.partition("=")[0]].format(words)
     return kind.call.format(words) if kind.call else f"DataLoader(…, {words}{of_torch})"

@@ -26,7 +26,6 @@ from feedline.profiling.explain.remedies.remedy import (
     without_handover,
 )
 from feedline.profiling.record import units
-from feedline.profiling.record.loader_kinds import loader_kind
 from feedline.profiling.record.merge import MOST_PATHS
 
 NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
@@ -117,7 +116,7 @@ def own_collate(at: Situation) -> bool:
 
 
 def _is_ours(at: Situation) -> bool:
-    return at.measured.loader is not None and loader_kind(at.measured.loader.kind).reads == "ahead"
+    return at.measured.storage.kind.reads == "ahead"
 
 
 def slow_worker(at: Situation) -> Iterable[Change]:
