@@ -32,12 +32,8 @@ from feedline.profiling.explain.remedies.remedy import Change, Effort, Offer, Va
 from feedline.profiling.record import units
 
 REMEDIES = (
-    *own_loader.REMEDIES,
-    *waiting_reads.REMEDIES,
-    *sample_cost.REMEDIES,
-    *compute.REMEDIES,
-    *storage.REMEDIES,
-)
+    *own_loader.REMEDIES, *waiting_reads.REMEDIES, *sample_cost.REMEDIES, *compute.REMEDIES, *storage.REMEDIES,
+)  # fmt: skip
 MODEL_ERROR = 0.075
 """With it 12 of the 14 gains of results/predictions.json lie inside their 90 % intervals; with 0.05, 7 did."""
 NO_CEILING_ERROR = 0.08

@@ -313,11 +313,5 @@ def _without(at: Situation, share: float, error: float, workers: int = 0) -> tup
 
 
 REMEDIES: tuple[Remedy, ...] = (
-    other_workers,
-    prefetch,
-    kept_workers,
-    kept_iterator,
-    cheaper_own_part,
-    larger_batches,
-    a_loader_at_all,
-)
+    other_workers, prefetch, kept_workers, kept_iterator, cheaper_own_part, larger_batches, a_loader_at_all,
+)  # fmt: skip
