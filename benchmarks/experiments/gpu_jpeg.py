@@ -12,11 +12,11 @@ results/gpu-jpeg.json.
 
 import time
 from argparse import Namespace
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -54,7 +54,7 @@ def decoded(split: Path, given: Namespace, device: torch.device) -> dict[str, An
     options: dict[str, Any] = {"batch_size": given.batch_size, "image_size": given.image_size, "num_workers": 0,
                                "checksums": False, "policy": "drop", "rank": 0, "world_size": 1}  # fmt: skip
     forms = {"cut regions": packed(split, options)}
-    with whole_files():
+    with patch.object(RegionFiller, "_cut", leave_whole):
         forms["whole files"] = packed(split, options)
     pixels = taken(Loader(split, **options))
     cells = {name: passing(batches, device) for name, batches in forms.items()}
@@ -63,15 +63,12 @@ def decoded(split: Path, given: Namespace, device: torch.device) -> dict[str, An
     return {
         name: {
             "samples_per_s": spread(column(by_round, name)),
-            "bytes_per_sample": fmean(data.nbytes for one in batches for data, _ in jpegs(one)),
+            "bytes_per_sample": fmean(data.nbytes for one in batches
+                                      for data, _ in unpack(one.images, len(one.labels_N))),
             "levels_off": fmean(levels_off(gpu_decode.decode(one, device), by_workers)
                                 for one, by_workers in zip(batches, pixels, strict=True)),
         } for name, batches in forms.items()
     }  # fmt: skip
-
-
-def jpegs(batch: HostBatch) -> list[tuple[Any, list[int]]]:
-    return unpack(batch.images, len(batch.labels_N))
 
 
 def levels_off(images_NHWC: torch.Tensor, by_workers: HostBatch) -> float:
@@ -81,11 +78,8 @@ def levels_off(images_NHWC: torch.Tensor, by_workers: HostBatch) -> float:
 
 def packed(split: Path, options: dict[str, Any]) -> list[HostBatch]:
     """What workers hand over to a device that decodes."""
-    there, gpu_decode.available = gpu_decode.available, lambda device: True
-    try:
+    with patch.object(gpu_decode, "available", lambda _: True):
         return taken(Loader(split, **options, decode="gpu"))
-    finally:
-        gpu_decode.available = there
 
 
 def taken(loader: Loader) -> list[HostBatch]:
@@ -97,23 +91,13 @@ def taken(loader: Loader) -> list[HostBatch]:
     return copies
 
 
-@contextmanager
-def whole_files() -> Generator[None]:
-    """Workers that cut nothing: the same regions, in the whole file."""
-    cutting = RegionFiller._cut
-
-    def leave_whole(self: RegionFiller, data: bytes, epoch: int, sample: int, px: int) -> Any:
-        frame = crop_jpeg.parse(data)
-        region = regions.choose(frame.width_px, frame.height_px, px, self.augment, self.spec.seed, epoch, sample)
-        left, top, width, height = region.inner or (0, 0, region.width_px, region.height_px)
-        corner = region.left_px + round(left), region.top_px + round(top)
-        return data, (*corner, max(1, round(width)), max(1, round(height)), int(region.flip))
-
-    RegionFiller._cut = leave_whole
-    try:
-        yield
-    finally:
-        RegionFiller._cut = cutting
+def leave_whole(filler: RegionFiller, data: bytes, epoch: int, sample: int, px: int) -> Any:
+    """In the place of `_cut`: the same region, in the whole file."""
+    frame = crop_jpeg.parse(data)
+    region = regions.choose(frame.width_px, frame.height_px, px, filler.augment, filler.spec.seed, epoch, sample)
+    left, top, width, height = region.inner or (0, 0, region.width_px, region.height_px)
+    corner = region.left_px + round(left), region.top_px + round(top)
+    return data, (*corner, max(1, round(width)), max(1, round(height)), int(region.flip))
 
 
 def passing(batches: list[HostBatch], device: torch.device) -> Callable[[], float]:

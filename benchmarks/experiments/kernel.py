@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import cv2
 import numpy as np
@@ -113,17 +114,8 @@ def each(data: Sequence[bytes], work: Callable[[bytes, int], object]) -> Cell:
     return cell
 
 
-def with_python(cell: Cell) -> Cell:
-    """The same without the compiled kernel."""
-
-    def run() -> float:
-        kernel, compiled.KERNEL = compiled.KERNEL, None
-        try:
-            return cell()
-        finally:
-            compiled.KERNEL = kernel
-
-    return run
+with_python = patch.object(compiled, "KERNEL", None)
+"""Makes of a cell the same one without the compiled kernel."""
 
 
 def decoders(prepared: dict[str, list[bytes]], originals: Sequence[bytes]) -> dict[str, Cell]:

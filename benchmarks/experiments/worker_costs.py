@@ -52,10 +52,10 @@ def main() -> None:
     keep_freed_memory()  # as workers do
     cv2.setNumThreads(1)
     made = cells(PreparedSplit(given.split, LoaderConfig()), given.batches)
-    measured = {name: cell if given.alone else with_twin(cell) for name, cell in made.items()}
+    measured = {name: cell if given.alone else twin(cell)(cell) for name, cell in made.items()}
     measured["trainer"] = taken(loader(given.split, 2), 2 * given.batches)
     whole, silent = (taken(loader(given.split, 0), given.batches) for _ in range(2))
-    measured |= {WHOLE: whole, SILENT: without_ahead(silent)}
+    measured |= {WHOLE: whole, SILENT: without_ahead()(silent)}
     in_rounds(measured, 1)  # warm-up
     by_round = in_rounds(measured, given.rounds)
     times = {name: spread(column(by_round, name), 2) for name in measured}
@@ -144,18 +144,9 @@ def timed(work: Callable[[], object], batches: int) -> Cell:
     return cell
 
 
-def with_twin(cell: Cell) -> Cell:
-    """Measured while another process does the same."""
-
-    def run() -> float:
-        with twin(cell):
-            return cell()
-
-    return run
-
-
 @contextmanager
 def twin(cell: Cell) -> Generator[None]:
+    """Another process does the same meanwhile."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -180,18 +171,15 @@ def loader(split: Path, workers: int) -> Loader:
     return Loader(split, batch_size=BATCH, image_size=PX, num_workers=workers, rank=0, world_size=1)
 
 
-def without_ahead(cell: Cell) -> Cell:
-    """As a loader was that knew of no reading ahead."""
-
-    def run() -> float:
-        with (
-            patch.object(fill, "LOOK_EVERY", 1 << 60),
-            patch.object(ahead.Ahead, "hints", lambda *_: []),
-            patch.object(ahead.Reach, "told", lambda *_: None),
-        ):
-            return cell()
-
-    return run
+@contextmanager
+def without_ahead() -> Generator[None]:
+    """A loader is as one was that knew of no reading ahead."""
+    with (
+        patch.object(fill, "LOOK_EVERY", 1 << 60),
+        patch.object(ahead.Ahead, "hints", lambda *_: []),
+        patch.object(ahead.Reach, "told", lambda *_: None),
+    ):
+        yield
 
 
 def taken(loader: Loader, batches: int) -> Cell:
