@@ -22,13 +22,13 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.comparison import read_lines
-from feedline.benchmarks.experiments.harness import end_with, options, say, write
+from feedline.benchmarks.experiments.harness import end_with, options, output_of, say, write
 from feedline.benchmarks.experiments.scaling_report import markdown, study_page
 from feedline.benchmarks.measure.rounds import rounds
 from feedline.pipeline.base.errors import FeedlineError, UsageError
@@ -259,10 +259,6 @@ class Host:
     """It has a network of its own."""
 
 
-class NoNamespaces(FeedlineError):
-    """This machine does not let us make them; the message is its own."""
-
-
 @contextmanager
 def joined_hosts(count: int) -> Generator[list[Host]]:
     """`count` hosts on this machine that can only meet over TCP: network namespaces on a bridge of their own; without
@@ -270,15 +266,13 @@ def joined_hosts(count: int) -> Generator[list[Host]]:
     with ExitStack() as stack:
         hosts = [Host()] * count
         if count > 1 and os.geteuid() == 0 and shutil.which("ip"):
-            try:
+            with suppress(FeedlineError):
                 hosts = make_hosts(count, stack)
-            except NoNamespaces:
-                pass
         yield hosts
 
 
 def make_hosts(count: int, stack: ExitStack) -> list[Host]:
-    """Each is undone by `stack`. Raises NoNamespaces."""
+    """Each is undone by `stack`. Raises FeedlineError where this machine does not let us make them."""
     tag = uuid.uuid4().hex[:6]
     subnet, bridge = f"10.84.{int(tag[:2], 16)}", f"fl{tag}b"
     ip("link", "add", bridge, "type", "bridge")
@@ -300,9 +294,7 @@ def make_hosts(count: int, stack: ExitStack) -> list[Host]:
 
 
 def ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise NoNamespaces(done.stderr.strip() or f"ip {' '.join(words)} failed")
+    output_of(["ip", *words], f"ip {' '.join(words)}")
 
 
 if __name__ == "__main__":
