@@ -208,13 +208,7 @@ def gpu_check_page(record: Row) -> Page:
     return Page(
         title="Does this machine feed its GPU?",
         verdict=Verdict(words=record["statement"], evidence=[method, *record["notes"]], tone=fed),
-        sections=[
-            gpu_ceilings(record),
-            gpu_loaders(record),
-            gpu_fed(record),
-            gpu_needs(record),
-            gpu_copies(record),
-        ],
+        sections=[part(record) for part in (gpu_ceilings, gpu_loaders, gpu_fed, gpu_needs, gpu_copies)],
         kicker="feedline gpu-check",
         subtitle=gpu_words(record),
     )

@@ -15,16 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from feedline.benchmarks.experiments.footprint import enlarge
-from feedline.benchmarks.experiments.harness import (
-    column,
-    end_with,
-    in_rounds,
-    options,
-    output_of,
-    show,
-    spread,
-    write,
-)
+from feedline.benchmarks.experiments.harness import end_with, in_rounds, options, output_of, show, spread, write
 from feedline.benchmarks.experiments.versions import HERE, commit
 from feedline.benchmarks.measure.intervals import estimate
 
@@ -71,7 +62,7 @@ def main() -> None:
         "commits": {name: commit(checkout) for name, checkout in checkouts.items()},
         "epochs": EPOCHS, "batch_size": BATCH, "samples": LENGTHS, "warm_up_batches": BATCHES, "n": given.rounds,
         "load_average": os.getloadavg()[0],
-        "samples_per_s": {name: spread(column(by_round, name), 1) for name in cells},
+        "samples_per_s": {name: spread([one[name] for one in by_round], 1) for name in cells},
         "ratios": {name: asdict(ratio) for name, ratio in ratios.items()},
         "rounds": by_round,
     })  # fmt: skip

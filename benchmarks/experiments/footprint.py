@@ -103,14 +103,8 @@ def plan_s(epoch: int) -> float:
 def loader_of(split: str, **changed: Any) -> Any:
     from feedline.pipeline.loader import Loader
 
-    settings: dict[str, Any] = {
-        "batch_size": 64,
-        "image_size": 224,
-        "num_workers": 2,
-        "rank": 0,
-        "world_size": 1,
-    } | changed
-    return Loader(split, **settings)
+    usual: dict[str, Any] = {"batch_size": 64, "image_size": 224, "num_workers": 2, "rank": 0, "world_size": 1}
+    return Loader(split, **usual | changed)
 
 
 def first_batch_s(split: str) -> float:

@@ -16,16 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.experiments.footprint import enlarge
-from feedline.benchmarks.experiments.harness import (
-    column,
-    end_with,
-    in_rounds,
-    options,
-    output_of,
-    show,
-    spread,
-    write,
-)
+from feedline.benchmarks.experiments.harness import end_with, in_rounds, options, output_of, show, spread, write
 from feedline.benchmarks.storage_advice import found_again
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.format.manifest import read_manifest
@@ -70,7 +61,7 @@ def main() -> None:
     by_round = in_rounds(cells, given.rounds, lambda one: " ".join(f"{of['samples_per_s']:,.0f}" for of in one))
     found: dict[str, list[dict[str, Any]]] = {
         name: [
-            {key: spread([one[epoch][key] for one in column(by_round, name)]) for key in by_round[0][name][epoch]}
+            {key: spread([one[name][epoch][key] for one in by_round]) for key in by_round[0][name][epoch]}
             for epoch in range(EPOCHS)
         ]
         for name in cells
