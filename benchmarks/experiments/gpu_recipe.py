@@ -10,15 +10,13 @@ over `as it is` within a round. Written after every window. Writes results/gpu-r
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from feedline.benchmarks.experiments.harness import apart, column, end_with, in_rounds, options, show, spread, write
-from feedline.benchmarks.experiments.train_overhead import cached_batches, opened, window_bare
+from feedline.benchmarks.experiments.train_overhead import cached_batches, opened, short_training, window_bare
 from feedline.benchmarks.variants import find_train
-from feedline.train.config import TrainConfig
 
 AS_IS = "as it is"
 PLAIN: dict[str, Any] = {"amp": "none", "channels_last": False, "compile": False}
@@ -38,10 +36,11 @@ WARM_UP = 10
 def main() -> None:
     given = options(__doc__, "gpu-recipe.json", "dataset", model="mobilenet_v2", image_size=224, batch_size=256,
                     rounds=2, steps=60, device="auto", only=tuple(VARIANTS))  # fmt: skip
+    given.dataset = find_train(given.dataset).parent
     failed: dict[str, str] = {}
     about = {"model": given.model, "image_size_px": given.image_size, "batch_size": given.batch_size,
              "warm_up_steps": WARM_UP, "steps": given.steps, "baseline": AS_IS}  # fmt: skip
-    cells = {name: partial(apart, rate, *arguments(given), *VARIANTS[name]) for name in given.only}
+    cells = {name: partial(apart, rate, vars(given), *VARIANTS[name]) for name in given.only}
     by_round = in_rounds(
         cells, given.rounds, "{:,.0f} samples/s".format, failed=failed,
         told=lambda by_round: write(given.out, {**about, **figures(by_round), "failed": failed}),
@@ -50,24 +49,15 @@ def main() -> None:
                                            for name, one in figures(by_round)["variants"].items()])  # fmt: skip
 
 
-def arguments(given: Namespace) -> tuple[Any, ...]:
-    folder = find_train(given.dataset).parent
-    return str(folder), given.model, given.image_size, given.batch_size, given.steps, given.device
-
-
-def rate(dataset: str, model: str, px: int, batch: int, steps: int, device: str, settings: dict[str, Any],
-         search: bool) -> float:  # fmt: skip
+def rate(asked: dict[str, Any], settings: dict[str, Any], search: bool) -> float:
     """samples/s, in a process of its own."""
     torch.backends.cudnn.benchmark = search
-    config = TrainConfig(
-        dataset=Path(dataset), model=model, image_size=px, batch_size=batch, epochs=1, steps=steps, eval_every=0,
-        keep_last=0, tensorboard=False, policy="wrap", device=device, **settings,
-    )  # fmt: skip
-    with opened(config) as run:
+    given = Namespace(**asked)
+    with opened(short_training(given, given.steps, device=given.device, **settings)) as run:
         batches = cached_batches(run)
         window_bare(run, batches, WARM_UP)
-        spent_s, _ = window_bare(run, batches, steps)
-    return steps * batch / spent_s
+        spent_s, _ = window_bare(run, batches, given.steps)
+    return given.steps * given.batch_size / spent_s
 
 
 def figures(by_round: Sequence[Mapping[str, float]]) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from argparse import Namespace
 from typing import Any
 
 from feedline.benchmarks.experiments.harness import RESULTS, end_with, options, write
-from feedline.benchmarks.experiments.train_overhead import cached_batches, opened, window_ours
+from feedline.benchmarks.experiments.train_overhead import cached_batches, opened, short_training, window_ours
 from feedline.pipeline.base.errors import UsageError
-from feedline.train.config import TrainConfig
 from feedline.train.loop import fit
 from feedline.train.report import Reporter
 from feedline.train.run import Run
@@ -42,10 +41,7 @@ def main() -> None:
 
 
 def one_round(given: Namespace, cores: list[int]) -> dict[str, float]:
-    config = TrainConfig(
-        dataset=given.dataset, model=given.model, image_size=given.image_size, batch_size=given.batch_size, epochs=1,
-        steps=given.steps + 2, eval_every=0, keep_last=0, tensorboard=False, num_workers=1, policy="wrap", threads=1,
-    )  # fmt: skip
+    config = short_training(given, given.steps + 2, num_workers=1, threads=1)
     samples = given.steps * given.batch_size
     os.sched_setaffinity(0, cores[:1])
     try:

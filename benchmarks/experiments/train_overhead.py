@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,11 +49,7 @@ RANKS, CHECKPOINT_EVERY = 2, 10
 def main() -> None:
     given = options(__doc__, "training.json", "dataset", model="small_cnn", image_size=64, batch_size=64, rounds=7,
                     steps=40, threads=int, rank_rounds=3)  # fmt: skip
-    config = TrainConfig(
-        dataset=given.dataset, model=given.model, image_size=given.image_size, batch_size=given.batch_size, epochs=1,
-        steps=given.steps, eval_every=0, keep_last=0, tensorboard=False, num_workers=1, policy="wrap",
-        threads=given.threads,
-    )  # fmt: skip
+    config = short_training(given, given.steps, num_workers=1, threads=given.threads)
     words = [str(given.dataset), "--model", given.model, "--image-size", str(given.image_size), "--epochs", "2",
              "--global-batch", str(given.batch_size), "--num-workers", "1", "--eval-every", "0", "--keep-last", "0",
              "--no-tensorboard"]  # fmt: skip
@@ -68,6 +65,14 @@ def main() -> None:
     print(f"a checkpoint every {kept['every_steps']} steps: {kept['fraction']:.2%} of the run")
     if ranks:
         print(f"{RANKS} ranks of one thread: × {ranks['ratio']:.3f} of one rank of {RANKS} threads")
+
+
+def short_training(given: Namespace, steps: int, **more: Any) -> TrainConfig:
+    """As the options of an experiment say: so many steps, no evaluation, and nothing that is written."""
+    return TrainConfig(
+        dataset=Path(given.dataset), model=given.model, image_size=given.image_size, batch_size=given.batch_size,
+        epochs=1, steps=steps, eval_every=0, keep_last=0, tensorboard=False, policy="wrap", **more,
+    )  # fmt: skip
 
 
 def own_work(config: TrainConfig, rounds: int, steps: int) -> dict[str, Any]:
