@@ -211,7 +211,7 @@ def pool_task(chunk: tuple[Sequence[Where], Path]) -> int:
 def spark_job(source: str, classes: int | None, cores: int, out: Path) -> dict[str, Any]:
     """As the command runs it, in a process of its own; everything counts but its imports, Spark's start and end."""
     shutil.rmtree(out, ignore_errors=True)
-    record: Mapping[str, Any] = apart(prepared, source, out, cores, classes)
+    record: Mapping[str, Any] = apart(prepared, source, out, classes, {"master": f"local[{cores}]"})
     shutil.rmtree(out)
     seconds = record["wall_s"] - record["seconds"]["start"] - record["seconds"]["stop"]
     return {
@@ -225,11 +225,11 @@ def spark_job(source: str, classes: int | None, cores: int, out: Path) -> dict[s
     }
 
 
-def prepared(source: str, out: str, cores: int, classes: int | None) -> dict[str, Any]:
+def prepared(source: str, out: str, classes: int | None, engine: dict[str, Any]) -> dict[str, Any]:
     from feedline.preprocess.prepare import prepare
 
     started_s = time.perf_counter()
-    config = PrepareConfig(source=source, out=out, master=f"local[{cores}]", classes=classes, max_bad=1.0)
+    config = PrepareConfig(source=source, out=out, classes=classes, max_bad=1.0, **engine)
     return {**prepare(config), "wall_s": time.perf_counter() - started_s}
 
 
@@ -257,8 +257,8 @@ def engines(source: str, classes: int | None, count: int) -> dict[str, Any]:
 
         cells = {
             "pool": lambda: seconds(writing_pool, told, usable_cores(), out),
-            "processes": lambda: seconds(with_engine, source, out, "processes", classes),
-            "spark": lambda: seconds(with_engine, source, out, "spark", classes),
+            "processes": lambda: seconds(prepared, source, out, classes, {"engine": "processes"}),
+            "spark": lambda: seconds(prepared, source, out, classes, {"engine": "spark"}),
         }
         by_round = in_rounds(cells, count, "{:.1f} s".format)
     taken = {name: column(by_round, name) for name in cells}
@@ -273,12 +273,6 @@ def engines(source: str, classes: int | None, count: int) -> dict[str, Any]:
         "processes_over_spark": spread([a / b for a, b in zip(taken["spark"], taken["processes"], strict=True)], 4),
         "by_round": by_round,
     }
-
-
-def with_engine(source: str, out: str, engine: str, classes: int | None) -> None:
-    from feedline.preprocess.prepare import prepare
-
-    prepare(PrepareConfig(source=source, out=out, engine=engine, classes=classes, max_bad=1.0))
 
 
 def writing_pool(told: str, cores: int, out: str) -> None:
