@@ -18,6 +18,8 @@ from statistics import median
 from typing import Any
 
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, write
+from feedline.benchmarks.experiments.predictions import watched
+from feedline.benchmarks.ladder import NAIVE
 from feedline.cli.profile import with_reads
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.preprocess.synth.inventory import SynthConfig
@@ -25,12 +27,10 @@ from feedline.preprocess.synth.write import synth
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import all_predictions, prediction_for
 from feedline.profiling.explain.verdict import diagnose, record_keys
-from feedline.profiling.profile_run import study
 from feedline.profiling.record.journal import StudyConfig
 from feedline.profiling.record.recording import Recording
 from tests.lab.slow_files import mounted, why_not
 
-SCRIPT = Path(__file__).parents[1] / "naive.py"
 WORKERS, MORE = 2, (4, 8)
 RIGHT = 0.25
 TOGETHER = """
@@ -90,11 +90,9 @@ def ran(
         if warm or local:
             with ThreadPoolExecutor(16) as pool:
                 list(pool.map(Path.read_bytes, (data / "train").rglob("*.*")))
-        words = [*before, str(SCRIPT), str(data), "--batch-size", "32", "--num-workers", str(workers)]
-        done = study(StudyConfig(argv=words, steps=steps))
-        if done.status:
-            raise FeedlineError(f"{' '.join(words)} ended with status {done.status}")
-        return with_reads(done.recording) if tried else done.recording
+        words = [*before, str(NAIVE), str(data), "--batch-size", "32", "--num-workers", str(workers)]
+        recording = watched(StudyConfig(argv=words, steps=steps))
+        return with_reads(recording) if tried else recording
 
 
 def rate_of(run: Any, **how: Any) -> Figures:

@@ -25,6 +25,7 @@ from typing import Any
 
 from feedline.benchmarks.comparison import read_lines
 from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
+from feedline.benchmarks.ladder import NAIVE
 from feedline.benchmarks.measure.rounds import Bench, quietest, rounds
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.what_if import what_if
@@ -41,7 +42,6 @@ from feedline.profiling.record.journal import StudyConfig
 from feedline.profiling.record.recording import Recording
 from feedline.profiling.watch.legs.ways import LEGS
 
-HERE = Path(__file__).parent
 IMAGES, STEPS, WINDOW_S, WARM_UP_S = 1200, 60, 2.5, 1.0
 ALPHA = 0.1
 
@@ -74,7 +74,7 @@ def prepared(form: Output, workers: int = 1) -> Case:
     return Case(settings=settings, how="feedline", form=form)
 
 
-SCRIPTS = {"naive": HERE.parent / "naive.py", "recipe": HERE / "recipe.py"}
+SCRIPTS = {"naive": NAIVE, "recipe": Path(__file__).with_name("recipe.py")}
 CASES: dict[str, list[Case]] = {
     "naive": [
         *(Case(settings={"num_workers": count}, how="workers") for count in (1, 2)),
