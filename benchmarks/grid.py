@@ -83,6 +83,8 @@ class Grid:
     """Name to values; an axis with one value is a fixed setting."""
 
     def __post_init__(self) -> None:
+        from feedline.pipeline.codecs.table import CODECS
+
         for name, values in self.axes.items():
             if name not in AXES:
                 raise UsageError(f"cannot compare {name!r}: known are {', '.join(AXES)}")
@@ -90,15 +92,10 @@ class Grid:
                 raise UsageError(f"no values given for {name}")
             if AXES[name].kind is int and min(values) < AXES[name].least:
                 raise UsageError(f"{flag(name)} {min(values)}: at least {AXES[name].least}")
-        self._check_codecs()
-        if not self.varied:
-            raise UsageError("nothing to compare: give an option several values, like --num-workers 0,1,2,4")
-
-    def _check_codecs(self) -> None:
-        from feedline.pipeline.codecs.table import CODECS
-
         if unknown := [codec for codec in self.axes.get("codec", ()) if codec not in CODECS]:
             raise UsageError(f"--codec {unknown[0]}: known are {', '.join(CODECS)}")
+        if not self.varied:
+            raise UsageError("nothing to compare: give an option several values, like --num-workers 0,1,2,4")
 
     @classmethod
     def of(cls, axes: Mapping[str, Any]) -> "Grid":

@@ -52,18 +52,17 @@ def compare_page(record: Row) -> Page:
     ]
     headers = ("cell", "samples/s", "interval", "windows", "cores used", "waiting")
     numeric = next((name for name in varied if AXES[name].kind is int and len(set(axes[name])) > 1), None)
-    over = Curves(
-        curves=curves_over(numeric, [name for name in varied if name != numeric], cells) if numeric else [],
-        title=f"Throughput over {AXES[numeric].word}" if numeric else "",
-        y_unit="samples/s", x_unit=AXES[numeric].word if numeric else "",
-    )  # fmt: skip
+    word, over = AXES[numeric].word if numeric else "", None
+    if numeric:
+        curves = curves_over(numeric, [name for name in varied if name != numeric], cells)
+        over = Curves(curves=curves, title=f"Throughput over {word}", y_unit="samples/s", x_unit=word)
     return Page(
         title="Which settings, and by how much",
         verdict=Verdict(words=first, evidence=[rest, method] if rest else [method]),
         sections=[
             section("Every cell", Bars(rows=bars, title="Throughput by cell"),
                     Table(headers=headers, rows=rows, numeric=range(1, 6))),
-            section(f"Over {over.x_unit}", over if over.curves else None),
+            section(f"Over {word}", over),
             section("What was the same for all", Facts({**fixed, "cores": record.get("usable_cores")})),
         ],
         kicker="feedline compare",
@@ -145,13 +144,13 @@ COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 
 def ladder_section(record: Row) -> Section | None:
     rungs, notes = record["rungs"], record.get("notes") or []
-    names = ("value", "low", "high", "predicted", "predicted_low", "predicted_high", "note")
-    keys = ("samples_per_s", *names[1:-1], "words")
+    ends = ("low", "high", "predicted", "predicted_low", "predicted_high")
+    bars = [
+        Bar(label=rung["name"], value=rung["samples_per_s"], note=rung["words"], **{end: rung[end] for end in ends})
+        for rung in rungs
+    ]
     chart = Bars(
-        rows=[
-            Bar(label=rung["name"], **{n: rung.get(key) for n, key in zip(names, keys, strict=True)})
-            for rung in rungs
-        ],
+        rows=bars,
         title="Throughput by rung",
         reference=(CEILING, record["ceiling_samples_per_s"]),
         staircase=True,

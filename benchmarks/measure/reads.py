@@ -105,7 +105,7 @@ def measure_reads(pieces: Sequence[Piece], seconds: float = SECONDS) -> Reads | 
             random_bytes_per_s=[one.bytes_per_s for one in tried],
             latency_s=statistics.median(tried[0].each_s),
             sequential_bytes_per_s=sequential and sequential.bytes_per_s,
-            cold=files.cold,
+            cold=1.0 if files.direct else None,
         )
 
 
@@ -148,17 +148,13 @@ class _Files:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         """Raises DatasetError."""
         self.room_bytes = max(BLOCK, *(one.room_bytes for one in pieces))
-        self._direct = DIRECT if _takes_direct(pieces[0]) else 0
+        self.direct = DIRECT if _takes_direct(pieces[0]) else 0
         self._kept: dict[Path, int] = {}
         paths = list(dict.fromkeys(one.path for one in pieces))
         if len(paths) <= MOST_OPEN:
             with ThreadPoolExecutor(16) as pool:
                 for path, file in zip(paths, pool.map(self._open, paths), strict=True):
                     self._kept[path] = file
-
-    @property
-    def cold(self) -> float | None:
-        return 1.0 if self._direct else None
 
     def blocks(self) -> list[Piece]:
         """The long ones of those that are kept open, block by block."""
@@ -185,7 +181,7 @@ class _Files:
 
     def _open(self, path: Path) -> int:
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | self._direct)
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | self.direct)
         except OSError as error:
             raise DatasetError(f"{path} cannot be read: {error.strerror}") from error
 
