@@ -145,12 +145,12 @@ def storage_at(
     if storage == DISK:
         make_cold(data, files)
     disks = whole_disks(BLOCK)
-    yield (
-        work,
-        lambda: sum(
-            of.read_bytes for name, of in (psutil.disk_io_counters(perdisk=True) or {}).items() if name in disks
-        ),
-    )
+
+    def read_bytes() -> int:
+        counters = psutil.disk_io_counters(perdisk=True) or {}
+        return sum(of.read_bytes for name, of in counters.items() if name in disks)
+
+    yield work, read_bytes
 
 
 @contextmanager

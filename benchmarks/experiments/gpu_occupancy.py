@@ -70,7 +70,9 @@ def main() -> None:
     if given.kernel:  # what ncu is shown
         launcher(next(load for load in LOADS if load.name == given.kernel))()
         return
-    truths = {load.name: truth(load, *device()) for load in LOADS} | {ONE_THREAD: one_thread()}
+    processors, room = device()
+    truths = {load.name: truth(load, processors, room) for load in LOADS}
+    truths[ONE_THREAD] = {"active": 1 / processors, "occupancy": 1 / processors / room}
     cells = {load.name: partial(watched, load, given.seconds) for load in LOADS}
     cells[ONE_THREAD] = partial(watched, None, given.seconds)
     by_round = in_rounds(cells, given.repeats)
@@ -104,11 +106,6 @@ def truth(load: Load, processors: int, room: int) -> dict[str, float]:
     of_one = list(range(-(-warps // SCHEDULERS), 0, -LATENCY_CYCLES))
     resident = sum(of_one) / len(of_one) / of_one[0]
     return {"active": share, "occupancy": share * warps / room * resident}
-
-
-def one_thread() -> dict[str, float]:
-    processors, room = device()
-    return {"active": 1 / processors, "occupancy": 1 / processors / room}
 
 
 def launcher(load: Load | None) -> Callable[[], Any]:

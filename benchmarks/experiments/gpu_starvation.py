@@ -89,7 +89,7 @@ def by_trace(events: Iterable[Mapping[str, Any]]) -> dict[int, float]:
             ends.append((begin, end))
         elif event.get("cat") == "user_annotation" and words[0] == MARK and len(words) == 3:
             (got if words[1] == "got" else asks)[int(words[2])] = end if words[1] == "asks" else begin
-    ends.sort()
+
     starved: dict[int, float] = {}
     for number, came in got.items():
         if (asked := asks.get(number - 1)) is not None:

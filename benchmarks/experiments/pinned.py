@@ -15,7 +15,7 @@ import time
 from argparse import Namespace
 from typing import Any
 
-from feedline.benchmarks.experiments.harness import RESULTS, end_with, options, write
+from feedline.benchmarks.experiments.harness import end_with, options, write
 from feedline.benchmarks.experiments.train_overhead import cached_batches, opened, short_training, window_ours
 from feedline.pipeline.base.errors import UsageError
 from feedline.train.loop import fit
@@ -33,8 +33,8 @@ def main() -> None:
     medians = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
     about = {"model": given.model, "image_size_px": given.image_size, "batch_size": given.batch_size,
              "warm_up": "two batches of each", "steps": given.steps, "n": given.rounds}  # fmt: skip
-    here = given.out.name == "pinned-MODEL.json"
-    write(RESULTS / f"pinned-{given.model}.json" if here else given.out, {**about, **medians, "rounds": rounds})
+    out = given.out.with_name(given.out.name.replace("MODEL", given.model))
+    write(out, {**about, **medians, "rounds": rounds})
     print(f"{given.model}, {given.image_size} px: alone {medians['loader_samples_per_s']:,.0f} samples/s, "
           f"cached batches {medians['ceiling_samples_per_s']:,.0f}, trained at {medians['samples_per_s']:,.0f}; "
           f"waiting {medians['wait_fraction']:.2%}")  # fmt: skip

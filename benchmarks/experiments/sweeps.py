@@ -108,8 +108,7 @@ def killed_and_joined(given: Any) -> dict[str, Any]:
     if [status for status in [process.wait() for process in joined] if status]:
         raise UsageError("the sweep failed: see above")
     subprocess.run([*command, "--json", str(record)], check=True)  # all of it, whichever ended last
-    lines = [json.loads(line) for line in (study / JOURNAL).read_text().splitlines()]
-    found = json.loads(record.read_text())
+    lines, found = (study / JOURNAL).read_text().splitlines(), json.loads(record.read_text())
     attempts = sum(trial["attempts"] for trial in found["trials"])
     return {**found, "kills": killed, "attempts": attempts, "journal_lines": len(lines)}
 

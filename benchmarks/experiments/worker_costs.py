@@ -78,14 +78,10 @@ def cells(split: PreparedSplit, batches: int) -> dict[str, Cell]:
     kernel, clock = SampleKernel(split.manifest.codec, Augment(), 0), fillers[False].clock
     data = [fillers[False].read(sample) for sample in order.tolist()]
 
-    def each(work: Callable[[int], object]) -> Cell:
-        """`work` is given the numbers of samples, on and on."""
+    def each(work: Callable[[int], object], times: int = batches * BATCH) -> Cell:
+        """`work` is given the numbers of samples, or of batches, on and on."""
         numbers = count()
-        return timed(lambda: [work(next(numbers)) for _ in range(batches * BATCH)], batches)
-
-    def each_batch(work: Callable[[int], object]) -> Cell:
-        numbers = count()
-        return timed(lambda: [work(next(numbers)) for _ in range(batches)], batches)
+        return timed(lambda: [work(next(numbers)) for _ in range(times)], batches)
 
     def into(among: int) -> Callable[[int], None]:
         return lambda number: kernel(data[number % len(data)], places[number % among], number, 0, clock)
@@ -120,11 +116,11 @@ def cells(split: PreparedSplit, batches: int) -> dict[str, Cell]:
         "kernel into one place": each(into(1)),
         "kernel into one slot": each(into(BATCH)),
         "kernel into all slots": each(into(len(places))),
-        "kernel into all slots, runs of 8": each_batch(in_runs),
+        "kernel into all slots, runs of 8": each(in_runs, batches),
         "reading": each(read(False)),
         "reading with checksums": each(read(True)),
-        "worker, sample by sample": each_batch(alone),
-        "worker, in runs": each_batch(together),
+        "worker, sample by sample": each(alone, batches),
+        "worker, in runs": each(together, batches),
     }
 
 
