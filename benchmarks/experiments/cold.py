@@ -79,7 +79,7 @@ def main() -> None:
     storages |= {f"{latency:g} ms": latency / 1e3 for latency in given.latencies_ms}
 
     def wanted(cell: str) -> bool:
-        return any(cell.startswith(begin) for begin in given.only)
+        return cell.startswith(tuple(given.only))
 
     rows = {row.name: row for row in rows_of(given.originals, work, given.peers)}
     ours = {**rows["feedline"].spec, "cache_dir": str(cache_of(work))}

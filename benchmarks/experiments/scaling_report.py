@@ -88,6 +88,5 @@ def over_batch(cells: Sequence[Row], name: str, title: str, unit: str, factor: f
 
 def layout(cell: Row) -> str:
     """`2 processes`, `3 nodes of 1 process`, `4 GPUs`."""
-    procs = cell["procs"]
-    own = count_of(procs, "GPU") if cell.get("device") == "cuda" else f"{procs} process{'' if procs == 1 else 'es'}"
+    own = count_of(cell["procs"], "GPU" if cell.get("device") == "cuda" else "process")
     return own if cell.get("nodes", 1) == 1 else f"{cell['nodes']} nodes of {own}"

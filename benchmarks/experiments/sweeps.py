@@ -59,7 +59,7 @@ def main() -> None:
     epochs = {"grid": len(grid) * given.epochs, "sweep": sweep["epochs"]}
     figures = {
         "grid_cells": [{**cell, "top1": found} for found, cell in grid],
-        "grid_spread": max(grid, key=lambda one: one[0])[0] - min(grid, key=lambda one: one[0])[0],
+        "grid_spread": grid_best[0] - min(found for found, _ in grid),
         "sweep": {name: sweep[name] for name in ("counts", "kills", "attempts", "importance", "journal_lines")},
         "best": {"grid": grid_best[1], "sweep": winner["params"]},
         "again_top1": again,
