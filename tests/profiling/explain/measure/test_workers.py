@@ -95,6 +95,18 @@ def test_a_worker_that_does_something_else_is_slow_by_itself() -> None:
     assert found is not None and found.factor == pytest.approx(1.8)
 
 
+def test_what_the_thread_prepares_for_another_loader_of_the_loop_is_waited_for_too() -> None:
+    """Every fourth batch comes from pictures that it decodes itself, the others are tensors."""
+    seen = made(workers=0, wait_s=0.04, compute_s=0.06, stages={"collate": 0.00001})
+    (mine,) = seen.workers
+    decoded = replace(mine, loader=1, samples=99, seconds=2.0, stages={"decode": 2.0}, functions={}, ticks=80)
+    alone, both = (measure(replace(seen, workers=made_by)).workers for made_by in ([mine], [mine, decoded]))
+    assert both.alone_s == pytest.approx(alone.alone_s + 2.0 / mine.samples) and both.samples == mine.samples
+    assert both.leader == "decode"
+    evaluated = replace(decoded, phase="eval")
+    assert measure(replace(seen, workers=[mine, evaluated])).workers.alone_s == alone.alone_s
+
+
 def test_a_worker_without_a_core_is_not_slow() -> None:
     """It takes six times as long because it is mostly not let run."""
     seen = made(wait_s=0.2, compute_s=0.01, workers=4, slow=6.0, cores=8)
