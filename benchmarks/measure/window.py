@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from feedline.pipeline.base.process import CpuClocks
 from feedline.profiling.watch.cuda import settle_device
@@ -12,7 +12,7 @@ STEADY_S, STEADY_MOST_S = 1.0, 8.0
 """The stock of batches made ahead is compared with what it was so long ago; one that goes on changing is not waited
 for longer."""
 MOST_SIZES = 3
-"""Of batches. Where they have more, that is how they are, and every step counts."""
+"""Of batches: a further one begins nothing anew, for that is how they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,29 +74,10 @@ class WindowDone(BaseException):
     """Raised at the batch boundary that ends the window: unwinds any script, whatever it catches."""
 
 
-class Count(NamedTuple):
-    """What is counted up to a batch boundary, or between two."""
-
-    batches: int
-    samples: int
-    wait_s: float
-    made: int
-    clocks: CpuClocks
-
-    def since(self, before: "Count") -> "Count":
-        return Count(
-            batches=self.batches - before.batches,
-            samples=self.samples - before.samples,
-            wait_s=self.wait_s - before.wait_s,
-            made=self.made - before.made,
-            clocks=self.clocks.since(before.clocks),
-        )
-
-
 class Meter:
-    """Told of every batch as it arrives; measures from the first boundary after the warm-up. The first step on a
-    batch of another size, as an epoch's last is, is left out: kernels are chosen and compiled for each size, which
-    takes cuDNN seconds, once."""
+    """Told of every batch as it arrives; measures from the first boundary after the warm-up. A batch of another size,
+    as an epoch's last is, begins the warm-up anew: kernels are chosen for each size, which takes cuDNN seconds, once,
+    and meanwhile workers fill their queue."""
 
     made: Callable[[], int] | None = None
     """Samples that the workers have finished so far; set by a subject whose loader knows."""
@@ -109,39 +90,30 @@ class Meter:
         self._subject = subject
         self._first_s: float | None = None
         self._stock: list[tuple[float, int]] = []
-        self._start: Count | None = None
-        self._odd: Count | None = None
-        """Where a batch of a new size had come, whose step runs."""
-        self._left_out: list[Count] = []
+        self._start: tuple[int, CpuClocks] | None = None
         self._sizes: set[int] = set()
-        self._batches = self._samples = 0
+        self._batches = self._samples = self._taken = 0
         self._wait_s = 0.0
 
     def batch(self, samples: int, wait_s: float) -> None:
         """Raises WindowDone when the window is full."""
         now_s = time.perf_counter()
-        self._first_s = now_s if self._first_s is None else self._first_s
+        if samples not in self._sizes and len(self._sizes) < MOST_SIZES:
+            self._sizes.add(samples)
+            self._first_s, self._start, self._batches = now_s, None, 0
+            self._stock.clear()
+        self._taken += samples
         self._batches += 1
         self._samples += samples
         self._wait_s += wait_s
-        new = samples not in self._sizes and len(self._sizes) < MOST_SIZES
-        self._sizes.add(samples)
         if self._start is None:
-            if self._is_warm(now_s, now_s - self._first_s, samples) and not new:
+            if self._first_s is not None and self._is_warm(now_s, now_s - self._first_s, samples):
                 self._look()
-                settle_device()
-                self._start = self._count()
+                self._start, self._batches, self._samples, self._wait_s = self._clocks(), 0, 0, 0.0
             return
-        if self._odd is not None:
-            self._left_out.append(self._count().since(self._odd))
-            self._odd = None
-        if new:  # its samples go with its step
-            self._odd = self._count(but=samples)
-            return
-        left_out_s = sum(one.clocks.clock_s for one in self._left_out)
-        long = now_s - self._start.clocks.clock_s - left_out_s >= self._subject.window_s
-        if long and self._batches - self._start.batches - len(self._left_out) >= self._subject.least_batches:
-            self.window = self._finished(self._start)
+        long = now_s - self._start[1].clock_s >= self._subject.window_s
+        if long and self._batches >= self._subject.least_batches:
+            self.window = self._finished(*self._start)
             raise WindowDone
 
     def _is_warm(self, now_s: float, spent_s: float, batch: int) -> bool:
@@ -152,7 +124,7 @@ class Meter:
             return False
         if self.made is None or spent_s >= min(subject.warm_up_most_s, STEADY_MOST_S):
             return True
-        self._stock.append((now_s, self.made() - self._samples))
+        self._stock.append((now_s, self.made() - self._taken))
         before = [stock for clock_s, stock in self._stock if clock_s <= now_s - STEADY_S]
         return bool(before) and abs(self._stock[-1][1] - before[-1]) <= batch
 
@@ -161,26 +133,23 @@ class Meter:
             settle_device()
             self.facts.update(self.look())
 
-    def _count(self, but: int = 0) -> Count:
-        made = self.made() if self.made else 0
-        return Count(self._batches - (but > 0), self._samples - but, self._wait_s, made, CpuClocks.now())
-
-    def _finished(self, before: Count) -> Window:
+    def _clocks(self) -> tuple[int, CpuClocks]:
         settle_device()
-        spent = self._count().since(before)
+        return self.made() if self.made else 0, CpuClocks.now()
+
+    def _finished(self, made_before: int, before: CpuClocks) -> Window:
+        made, now = self._clocks()
+        spent = now.since(before)
         self._look()
-        for one in self._left_out:
-            spent = spent.since(one)
-        clocks = spent.clocks
         return Window(
-            samples=spent.samples,
-            seconds=clocks.clock_s,
-            batches=spent.batches,
-            wait_s=spent.wait_s,
-            trainer_cpu_s=clocks.own_s,
-            worker_cpu_s=clocks.children_s,
-            made=spent.made if self.made else None,
-            others_cores=clocks.others_cores,
+            samples=self._samples,
+            seconds=spent.clock_s,
+            batches=self._batches,
+            wait_s=self._wait_s,
+            trainer_cpu_s=spent.own_s,
+            worker_cpu_s=spent.children_s,
+            made=made - made_before if self.made else None,
+            others_cores=spent.others_cores,
             facts=self.facts,
         )
 

@@ -174,6 +174,7 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
     sizes: dict[int, dict[int, StepRow]] = defaultdict(dict)  # by loader, the first of each size
     for row in rows:
         sizes[row.loader].setdefault(row.samples, row)
+    count = Counter(row.loader for row in rows)
     first: dict[int, int] = {}  # not that of a batch which is looked at before the loop
     for loader, epoch in sorted(by_pass, key=lambda key: (phases[key] != "train", key[1])):
         first.setdefault(loader, epoch)
@@ -182,7 +183,7 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
         begins = epoch in (first[loader], OWN_EPOCH)
         wanted = queued.get(loader, 0) + 3 if begins else 1 if len(members) > 1 else 0
         warm = min(wanted, max(1, len(members) // 4))
-        new = list(sizes[loader].values())[1:] if len(sizes[loader]) <= MOST_SIZES < len(members) - warm else []
+        new = list(sizes[loader].values())[1:] if len(sizes[loader]) <= MOST_SIZES < count[loader] - warm else []
         for position, row in enumerate(members):
             cold = position < warm or any(row is one for one in new)
             row.start_s -= origin

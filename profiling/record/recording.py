@@ -12,7 +12,7 @@ fills those it misses with their defaults.
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -290,6 +290,17 @@ class Recording:
         of_loader = [step for step in self.steps if loader is None or step.loader == loader.id]
         chosen = [step for step in of_loader if step.phase == "train"] or of_loader
         return [step for step in chosen if not step.warm_up] or chosen
+
+    def preparing(self) -> list[WorkerTime]:
+        """Those that prepare the training loader's batches; all, where no loader is known. Where the training thread
+        does, also what it prepares of other loaders that train in its loop: they hold up the same steps, whose
+        samples are counted already."""
+        loader = self.train_loader
+        found = [one for one in self.workers if loader is None or one.loader == loader.id]
+        if loader is not None and found and all(one.in_trainer for one in found):
+            others = (one for one in self.workers if one.loader != loader.id and one.in_trainer)
+            found += [replace(one, samples=0, batches=0) for one in others if one.phase == "train"]
+        return found
 
     def leg(self, name: LegName) -> Leg:
         """Empty where it was not measured."""

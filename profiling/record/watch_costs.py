@@ -16,7 +16,7 @@ def costs(recording: Recording) -> Costs:
     samples = sum(step.samples for step in measured)
     if not samples:
         return Costs()
-    workers = [one for one in recording.workers if loader is not None and one.loader == loader.id]
+    workers = recording.preparing() if loader is not None else []
     workers_cpu_s = [one.cpu_s for one in workers if one.cpu_s is not None]
     if not workers:  # what the training thread made itself, of a loop that asks no watched loader
         workers_cpu_s = [one.stages_cpu_s["load"] for one in recording.trainers if "load" in one.stages_cpu_s]

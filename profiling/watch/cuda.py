@@ -6,7 +6,7 @@ read back later, once they have passed, and by the script's own thread: any othe
 a graph is captured breaks the capture.
 
 What is copied on another stream than the steps' is copied beside them, and no step is said to wait for it. Copies of
-less than SMALL_BYTES take no longer than to be asked for, and are not marked: a mark costs as much.
+less than SMALL_BYTES take no longer than to be asked for: none but a step's first is marked, which costs as much.
 """
 
 import functools
@@ -48,7 +48,7 @@ def settle_device() -> None:
 def is_small(tensor: Any) -> bool:
     try:
         return tensor.nbytes < SMALL_BYTES
-    except (RuntimeError, AttributeError):  # a sparse one, a subclass that has no storage
+    except Exception:  # a sparse one, a subclass that has no storage or refuses to tell
         return False
 
 
@@ -160,7 +160,7 @@ class Device:
                 return original(tensor, *args, **kwargs)
             if tensor.is_cuda:
                 return self._away(original, tensor, *args, **kwargs)
-            if is_small(tensor) or not self._markable():
+            if (is_small(tensor) and self._came is None) or not self._markable():
                 return original(tensor, *args, **kwargs)
             stream = self._current()
             if stream.cuda_stream != self._stream:

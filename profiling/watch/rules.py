@@ -83,7 +83,7 @@ WORKER = Rules(
         Rule("collate", "/torch/utils/data/_utils/collate.py"),
         Rule("send", "/torch/multiprocessing/reductions.py /multiprocessing/reduction.py"),
         Rule("", "/PIL/ /numpy/lib/ /torch/serialization.py /zipfile /tarfile.py /gzip.py",
-             r"_*(save|write|dump|put)\w*|_encode_tile"),  # whoever writes it is asked
+             r"(\w*_)?(save|write|dump)\w*|_encode_tile|putchunk|addfile"),  # whoever writes it is asked
         # Pillow: opening reads the header, loading reads the rest and decodes
         Rule("read", "/PIL/ImageFile.py", "load", r"read\("),
         Rule("decode", "/PIL/ImageFile.py", "load.*"),

@@ -97,10 +97,7 @@ class Workers:
 
 
 def measure_workers(recording: Recording) -> Workers:
-    loader, costs = recording.train_loader, recording.costs
-    of_loader = [worker for worker in recording.workers if loader is None or worker.loader == loader.id]
-    if of_loader and all(worker.in_trainer for worker in of_loader):
-        of_loader += _beside(recording, of_loader)
+    loader, costs, of_loader = recording.train_loader, recording.costs, recording.preparing()
     groups: dict[tuple[int, int, bool], list[WorkerTime]] = {}
     for worker in [worker for worker in of_loader if worker.phase == "train"] or of_loader:
         groups.setdefault((worker.rank, worker.worker, worker.in_trainer), []).append(worker)
@@ -127,13 +124,6 @@ def measure_workers(recording: Recording) -> Workers:
         delay=min(1.0, delay_s / busy_s) if delay_s is not None and busy_s else None,
         slow=_slow_worker(workers),
     )
-
-
-def _beside(recording: Recording, of_loader: Sequence[WorkerTime]) -> list[WorkerTime]:
-    """What the same thread prepares of other loaders that train in the same loop: it holds up the same steps, whose
-    samples are counted already."""
-    others = (one for one in recording.workers if one.loader != of_loader[0].loader)
-    return [replace(one, samples=0, batches=0) for one in others if one.in_trainer and one.phase == "train"]
 
 
 def busiest(functions: Mapping[str, float], *stages: str) -> str:

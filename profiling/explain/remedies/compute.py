@@ -135,6 +135,7 @@ def faster_model(at: Situation) -> Iterable[Change]:
     if on_gpu and not compute.autocast:
         in_layout = not ways  # else kernels of bfloat16 turn the pictures first: MobileNetV2 on an H200 lost a tenth
         ways.append(("autocast", "autocast bf16", AUTOCAST, 1.5 if in_layout else 1.15, 0.25, False))
+    layout_first = len(ways) == 2 and (gain is None or gain.value > 1.0)
     for family, name, command, times, error, measured in ways:
         limit, then = at.now.binding(), at.now
         why: str = Vain(f"the loop waits for its {limit}, not for the model")
@@ -148,7 +149,7 @@ def faster_model(at: Situation) -> Iterable[Change]:
             family=family, remedy=name, then=then, effort=Effort.CODE, why=why, command=command, cost="two lines",
             extra_error=error, measured=measured,
             changes="the forward pass computes in bfloat16" if family == "autocast" else "", ceiling_times=math.inf,
-            needs=NEEDS[family] + ("; channels_last before it" if (family, len(ways)) == ("autocast", 2) else ""),
+            needs=NEEDS[family] + ("; channels_last before it" if family == "autocast" and layout_first else ""),
         )  # fmt: skip
 
 

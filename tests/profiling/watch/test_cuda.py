@@ -163,9 +163,23 @@ def test_a_copy_as_small_as_labels_are_is_not_marked(tmp_path: Path) -> None:
     script = Script(tmp_path)
     script.capture.ask(script.loop)
     script.capture.got(script.loop, [[1, 2]])
-    script.Tensor(nbytes=2048).to("cuda")
+    script.capture.ask(script.loop)
+    script.capture.got(script.loop, [[1, 2]])
     script.Tensor().to("cuda")
-    assert script.end().steps[0].copy_s == pytest.approx(0.002)
+    script.Tensor(nbytes=2048).to("cuda")
+    assert script.end().steps[1].copy_s == pytest.approx(0.002)
+
+
+def test_what_the_loop_does_before_it_copies_is_seen_whatever_the_size(tmp_path: Path) -> None:
+    """Texts that it makes into numbers are small."""
+    script = Script(tmp_path)
+    for _ in range(3):
+        script.capture.ask(script.loop)
+        script.capture.got(script.loop, [[1, 2]])
+        script.cuda.now_ms += 7.0
+        script.Tensor(nbytes=2048).to("cuda")
+        script.capture.optimizer_step(0.001)
+    assert script.end().steps[1].idle_s == pytest.approx(0.007)
 
 
 def test_what_has_no_size_is_copied_and_marked(tmp_path: Path) -> None:
