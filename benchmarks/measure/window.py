@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedline.pipeline.base.process import CpuClocks
+from feedline.profiling.record.windows import MOST_SIZES
 from feedline.profiling.watch.cuda import settle_device
 
 STEADY_S, STEADY_MOST_S = 1.0, 8.0
 """The stock of batches made ahead is compared with what it was so long ago; one that goes on changing is not waited
 for longer."""
-MOST_SIZES = 3
-"""Of batches: a further one begins nothing anew, for that is how they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +87,7 @@ class Meter:
         self.facts: dict[str, Any] = {}
         self.window: Window | None = None
         self._subject = subject
-        self._first_s: float | None = None
+        self._first_s = 0.0
         self._stock: list[tuple[float, int]] = []
         self._start: tuple[int, CpuClocks] | None = None
         self._sizes: set[int] = set()
@@ -107,7 +106,7 @@ class Meter:
         self._samples += samples
         self._wait_s += wait_s
         if self._start is None:
-            if self._first_s is not None and self._is_warm(now_s, now_s - self._first_s, samples):
+            if self._is_warm(now_s, now_s - self._first_s, samples):
                 self._look()
                 self._start, self._batches, self._samples, self._wait_s = self._clocks(), 0, 0, 0.0
             return

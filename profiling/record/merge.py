@@ -34,15 +34,13 @@ from feedline.profiling.record.recording import (
 )
 from feedline.profiling.record.stages import STAGES
 from feedline.profiling.record.watch_costs import costs, overhead
-from feedline.profiling.record.windows import RowSum, Windows, over_steps
+from feedline.profiling.record.windows import MOST_SIZES, RowSum, Windows, over_steps
 
 WARM_UP_RULE = (
     "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader that trains, or of a loop "
     "that asks none itself, and the first batch of every other pass, at most a quarter of the pass; and the first of "
     "another size, whose kernels are chosen anew"
 )
-MOST_SIZES = 3
-"""Of batches. Where they have more, that is how they are."""
 MOST_ITEM_LINES, MOST_PATHS = 8, 512
 About = dict[str, Any]
 """What a process wrote of itself: `Capture.about`, `WorkerWatch`."""

@@ -12,6 +12,8 @@ from feedline.profiling.record.recording import Step
 from feedline.profiling.record.uncertainty import look_error, ratio_error
 
 TOP_FUNCTIONS = 12
+MOST_SIZES = 3
+"""Of batches. The first step on each is warm-up, for kernels are chosen anew; where there are more, all count."""
 
 
 class Windows:
