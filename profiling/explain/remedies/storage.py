@@ -193,8 +193,8 @@ def without_reading(at: Situation) -> Iterable[Change]:
         return
     now, storage = at.now, at.measured.storage
     left_s = max(0.0, now.worker_s - storage.blocked_s)
-    if storage.limits:  # reads' own CPU time goes with a server's, and stays with a disk's: halfway
-        left_s = (at.computed_s + min(at.computed_s, max(0.0, now.worker_s - storage.read_s))) / 2
+    if storage.limits:  # reads' own CPU time goes too: up to half of all, for looks find hardly anything but reads
+        left_s = min(at.computed_s, max(at.computed_s / 2, now.worker_s - storage.read_s))
     share = 1.0 - left_s / now.worker_s if now.worker_s else 0.0
     reason = f"waiting in reads takes {units.percent(share)} of a worker's busy time"
     then, why = now, NO_WAIT if share >= SURE else Vain(reason)
