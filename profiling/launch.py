@@ -82,7 +82,8 @@ def launched(config: StudyConfig, report: Report = lambda _: None) -> Generator[
         journal.write("config", asdict(replace(config, parent=os.getpid() if in_main else 0)))
         origin = time.perf_counter()
         child = subprocess.Popen(command, env=environment(folder))
-        sampler = ResourceSampler(child.pid, origin=origin, scopes=lambda pids: scopes(journal, pids))
+        sampler = ResourceSampler(child.pid, origin=origin, scopes=lambda pids: scopes(journal, pids),
+                                  tell_files=lambda files: journal.write("files", files))  # fmt: skip
         sampler.start()
         try:
             with interrupts.passed_on_to(child, journal):

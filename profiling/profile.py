@@ -199,7 +199,8 @@ class Profile:
         said: str | None = None
         with scratch_folder("watch") as folder:
             journal = Journal(folder)
-            sampler = ResourceSampler(os.getpid(), origin=origin, scopes=lambda pids: scopes(journal, pids))
+            sampler = ResourceSampler(os.getpid(), origin=origin, scopes=lambda pids: scopes(journal, pids),
+                                      tell_files=lambda files: journal.write("files", files))  # fmt: skip
             try:
                 if self._resources:
                     sampler.start()

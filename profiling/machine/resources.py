@@ -1,7 +1,8 @@
 """What a process tree and its machine use, sampled: CPU, memory, faults, disk, network, pressure, GPUs.
 
-Once or twice a second, from psutil, /proc and the cgroup, by a thread of the watching process. Rates are differences
-between two readings over the time between them. What a system does not offer is left out, never 0.
+Once or twice a second, from psutil, /proc and the cgroup, by a thread of the watching process; between these readings
+it looks at the files that are open (`open_files`). Rates are differences between two readings over the time between
+them. What a system does not offer is left out, never 0.
 """
 
 import os
@@ -12,17 +13,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from feedline.pipeline.base.process import busy_core_seconds, read_text
 from feedline.profiling.machine.nvml import GpuSampler
+from feedline.profiling.machine.open_files import OpenFiles
 from feedline.profiling.record.recording import Gpu, Series
 
 PERIOD_S = 0.5
 BUDGET = 0.003  # of CPU time: a look that took longer (many processes, a slow kernel) is followed by a longer pause …
 LONGEST_PERIODS = 4  # … but by no more than so many periods
 SHORT_LOOKS = 40  # after these the period doubles
+FILES_S, OWN_FILES_S = 0.02, 0.2  # between looks at the files of others, and of this very process
 TREE_S = 2.0  # how often new children are looked for; known ones are read every time
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -43,8 +47,10 @@ class ResourceSampler(threading.Thread):
         origin: float | None = None,
         period_s: float = PERIOD_S,
         scopes: Callable[[Iterable[int]], dict[int, str]] = lambda _: {},
+        tell_files: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """`scopes` names processes (trainer, worker:0 …) by id; the root is the trainer where it says nothing."""
+        """`scopes` names processes (trainer, worker:0 …) by id; the root is the trainer where it says nothing.
+        `tell_files` is given the files that the named ones have open, in the journal's words."""
         super().__init__(name="feedline-resources", daemon=True)
         self.cpu_s = 0.0
         self.looks = 0
@@ -55,6 +61,8 @@ class ResourceSampler(threading.Thread):
         self._pid = pid
         self._period_s = period_s
         self._scopes = scopes
+        self._files, self._tell_files, self._told_files = OpenFiles(), tell_files, OpenFiles().told
+        self._files_s = OWN_FILES_S if pid == os.getpid() else FILES_S
         self._gpus = GpuSampler()
         self._last: dict[tuple[str, str], tuple[float, float]] = {}
         self._processes: dict[int, psutil.Process] = {}
@@ -83,14 +91,29 @@ class ResourceSampler(threading.Thread):
     def run(self) -> None:
         self._gpus.start()
         pause_s = self._period_s
-        while not self._stop_asked.wait(pause_s):
+        while not self._stopped_in(pause_s):
+            before_s = time.thread_time()
             self._look(time.perf_counter())
             self.looks += 1
-            before_s, self.cpu_s = self.cpu_s, time.thread_time()
+            self.cpu_s = time.thread_time()
             pause_s = min(max(self._period_s, (self.cpu_s - before_s) / BUDGET), LONGEST_PERIODS * self._period_s)
             if self.looks == SHORT_LOOKS:
                 self._period_s *= 2
         self._gpus.stop()
+
+    def _stopped_in(self, pause_s: float) -> bool:
+        """Whether it was stopped within that time, in which it looks at files."""
+        until_s, files_s = time.perf_counter() + pause_s, self._files_s
+        while self._tell_files and self._named and (left_s := until_s - time.perf_counter()) > files_s:
+            if self._stop_asked.wait(min(files_s, left_s)):
+                break
+            before_s = time.thread_time()
+            self._files.look(self._named)
+            files_s = max(self._files_s, (time.thread_time() - before_s) / BUDGET)
+        if self._tell_files and (told := self._files.told) != self._told_files:
+            self._tell_files(told)
+            self._told_files = told
+        return self._stop_asked.wait(max(0.0, until_s - time.perf_counter()))
 
     def _look(self, now: float) -> None:
         """One reading of everything: each process' numbers are added up by scope."""

@@ -2,8 +2,10 @@
 
 Every process writes only its own files, whole and by rename, so a process that is killed leaves its last complete
 word. Rows are appended, each time as one line with a JSON list of them: a torn last line is dropped. `trains-on` is
-told of a script that goes on behind its end. Three more files go the other way: `stop`, the step at which every rank
-leaves, `windows`, the steps of a leg's window, and `interrupted`.
+told of a script that goes on behind its end. Four more files go the other way: `stop`, the step at which every rank
+leaves, `windows`, the steps of a leg's window, `interrupted`, and `files`, what they are seen to read (`paths`), and
+the share of open files that were not open when their process was seen with one before (`changing`): 0 of an archive
+that is kept open, 1 of a file a sample.
 """
 
 import json
@@ -21,6 +23,10 @@ LegName = Literal["normal", "cached", "kept", "laid_out", "loader_only", "cold"]
 
 ENVIRONMENT = "FEEDLINE_PROFILE"
 """Set in the profiled script's environment: the run's folder."""
+MOST_PATHS = 512
+"""Data files of which one run tells."""
+A_FILE_EACH = 0.1
+"""Of `changing`: from here on a sample, or a few, have a file of their own."""
 OWN_EPOCH = -1
 """Of rows that an optimiser's steps delimit: their loop asks no watched loader."""
 NOTABLE = 0.2

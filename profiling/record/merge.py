@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from feedline.pipeline.base.settings import TORCH_PREFETCH
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import diagnostic
 from feedline.profiling.record.host import describe_host, package_version
-from feedline.profiling.record.journal import OWN_EPOCH, Journal, StepRow, TimeRow
+from feedline.profiling.record.journal import MOST_PATHS, OWN_EPOCH, Journal, StepRow, TimeRow
 from feedline.profiling.record.measurements import Sampled, scope_of
 from feedline.profiling.record.recording import (
     Compute,
@@ -41,7 +41,8 @@ WARM_UP_RULE = (
     "that asks none itself, and the first batch of every other pass, at most a quarter of the pass; and the first of "
     "another size, whose kernels are chosen anew"
 )
-MOST_ITEM_LINES, MOST_PATHS = 8, 512
+MOST_ITEM_LINES = 8
+ALL_READ = 0.5  # of a listed file's bytes, a sample, from which on these files are what is read
 About = dict[str, Any]
 """What a process wrote of itself: `Capture.about`, `WorkerWatch`."""
 Phases = dict[tuple[int, int], Phase]
@@ -77,8 +78,7 @@ def merge(
         total = RowSum(journal.rows(f"main-{one['pid']}", TimeRow), windows[one["rank"]], origin)
         times.append(ThreadTime(**total.thread(), rank=one["rank"], pid=one["pid"]))
     series = list(sampler.recorded) if sampler else []
-    # Round robin over the processes, so that one worker's folder does not fill the list.
-    turns = zip_longest(*(one["paths"] for one in (*workers, *trainers)))
+    files = journal.read("files") or {"paths": [], "changing": 0.0}
     started = datetime.now(UTC) - timedelta(seconds=time.perf_counter() - origin)
     ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in times]
     failed = script is not None and script.ended_by in ("error", "signal")
@@ -100,12 +100,15 @@ def merge(
         gpus=over_steps(sampler.gpus, series, training) if sampler else [],
         gpu_note=sampler.gpu_note if sampler else "no GPU numbers: resources were not sampled",
         legs=diagnostic.legs(journal),
-        sample_paths=list(dict.fromkeys(path for turn in turns for path in turn if path is not None))[:MOST_PATHS],
+        sample_paths=[*files["paths"], *chain(*(one.get("paths") or () for one in workers))][:MOST_PATHS],
+        changing_files=files["changing"],
         lines=diagnostic.lines(journal),
         overhead=overhead(journal, trainers, sampler, max(ends_s, default=0.0)),
         notes=_notes(journal, workers, trainers, steps, loaders, failed=failed),
     )
-    return replace(recording, costs=costs(recording))
+    recording = replace(recording, costs=costs(recording))
+    listed = [path for one in trainers for path in one["paths"]]
+    return replace(recording, sample_paths=_with_listed(recording, listed))
 
 
 def is_trainer(about: About) -> bool:
@@ -249,6 +252,13 @@ def scopes(journal: Journal, pids: Iterable[int]) -> dict[int, str]:
         if (about := journal.read(f"worker-{pid}") or journal.read(f"trainer-{pid}")) is not None:
             found[pid] = scope_of(about["rank"], about.get("worker"))
     return found
+
+
+def _with_listed(recording: Recording, listed: Sequence[str]) -> list[str]:
+    """The files that were seen open, and those that datasets list, where so much is read that it is these."""
+    sizes = [Path(path).stat().st_size for path in listed[:: max(1, len(listed) // 16)] if Path(path).is_file()]
+    read = sizes and (recording.costs.read_bytes or 0.0) > ALL_READ * sum(sizes) / len(sizes)
+    return list(dict.fromkeys([*recording.sample_paths, *(listed if read else ())]))[:MOST_PATHS]
 
 
 def _notes(

@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeVar
 from feedline.profiling.record.journal import Journal, StepRow, StudyConfig
 from feedline.profiling.watch import facts
 from feedline.profiling.watch.batches import describe, sizes
-from feedline.profiling.watch.data_files import collect_paths, opened
 from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.rules import own_place
 from feedline.profiling.watch.stop import ENDED, Reason, StopRule
@@ -350,7 +349,6 @@ class Capture:
         with self._starting:  # threads may begin their first passes together
             if self.watch is None:
                 self._see_rank()
-                collect_paths()
                 self.facts.look()
                 self.watch = TrainerWatch(self, self.journal, self.facts.on_device)
                 self.flush()
@@ -395,5 +393,5 @@ class Capture:
             "sync_places": [[*key, count] for key, count in self._sync_places.most_common(MOST_PLACES)],
             "hook_s": self.hook_s,
             "sampler_cpu_s": self.watch.sampler.cpu_s if self.watch is not None else 0.0,
-            "paths": opened,
+            "paths": self.watch.listed if self.watch is not None else [],
         }

@@ -1,63 +1,45 @@
-"""Which data files a process opens: material for what-if trials, and what a cold leg drops from the page cache."""
+"""Which files a dataset lists: material for what-if trials, and what a cold leg drops from the page cache."""
 
 import errno
 import os
 import random
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.watch.facts import held_by, innermost
 
-MOST_PATHS = 512
 DROP_S = 10.0
 CHECKED = 64
-CODE = (".py", ".pyc", ".so", ".pth", ".txt", ".toml", ".cfg", ".ini", ".typed", ".h", ".lock", ".part", ".jsonl")
-WRITING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-LISTS = ("samples", "imgs", "files", "paths", "image_paths", "img_paths", "filenames", "images", "urls")
-
-opened: list[str] = []
-"""Files that this process has opened to read since `collect_paths`."""
-_seen: set[str] = set()
-_hooked = False
 
 
-def collect_paths() -> None:
-    """From here on. An audit hook cannot be removed, so there is one for the life of a process (a forked child
-    inherits it); once the list is full it costs one comparison an event."""
-    global _hooked
-    opened.clear()
-    _seen.clear()
-    if not _hooked:
-        sys.addaudithook(_hear)
-    _hooked = True
-
-
-def _hear(event: str, args: tuple[Any, ...]) -> None:
-    if event != "open" or len(opened) >= MOST_PATHS:
-        return
-    path, flags = args[0], args[2]
-    if not isinstance(path, str) or (flags or 0) & WRITING or path.endswith(CODE):
-        return
-    if path not in _seen and not path.startswith(("/proc/", "/sys/", "/dev/")) and "/site-packages/" not in path:
-        _seen.add(path)
-        opened.append(os.path.abspath(path))  # noqa: PTH100  Path would open an audit event of its own
-
-
-def dataset_files(dataset: Any) -> list[str]:
-    """Paths a dataset lists itself: torchvision's `samples`, and the usual names for a list of paths."""
+def dataset_files(dataset: Any, most: int | None = None) -> list[str]:
+    """Paths that a dataset lists itself, one for each sample: as texts or paths, alone or in entries, whole or in a
+    folder that it holds; at most so many, by chance. Nothing of its own is called."""
     held = held_by(innermost(dataset))
-    for members in (held.get(name) for name in LISTS):
-        if isinstance(members, list | tuple):
-            first = [one[0] if isinstance(one, list | tuple) and one else one for one in members]
-            paths = [str(one) for one in first if isinstance(one, str | os.PathLike)]
-            if paths and Path(paths[0]).is_file():
-                return paths
+    folders = ["", *(os.fspath(one) for one in held.values() if isinstance(one, str | os.PathLike))]
+    lists = [one for one in held.values() if isinstance(one, list | tuple) and one]
+    for listed in sorted(lists, key=len, reverse=True):
+        for take in _ways_in(listed[0]):
+            for folder in folders:
+                with suppress(Exception):  # entries that differ, or are another's code
+                    if os.path.isfile(path := os.path.join(folder, take(listed[0]))):  # noqa: PTH113, PTH118
+                        some = listed if most is None else random.Random(0).sample(listed, min(most, len(listed)))
+                        return [path if one is listed[0] else os.path.join(folder, take(one)) for one in some]  # noqa: PTH118
     return []
+
+
+def _ways_in(entry: Any) -> Iterator[Callable[[Any], str]]:
+    """To each path that an entry may hold."""
+    if isinstance(entry, str | os.PathLike):
+        yield os.fspath
+    elif isinstance(entry, list | tuple | dict):
+        keys = entry if isinstance(entry, dict) else range(len(entry))
+        for key in keys:
+            if isinstance(entry[key], str | os.PathLike):
+                yield lambda one, key=key: os.fspath(one[key])
 
 
 class Dropped(NamedTuple):

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.process import cpu_seconds
-from feedline.profiling.record.journal import Journal, TimeRow
-from feedline.profiling.watch.data_files import MOST_PATHS
+from feedline.profiling.record.journal import MOST_PATHS, Journal, TimeRow
 from feedline.profiling.watch.evidence import run_queue_delay_s
 from feedline.profiling.watch.sampler import WORKER_HZ
 

@@ -152,7 +152,7 @@ TRAINER = Rules(
         ("checkpoint", r"torch\b.*(PyTorchFileWriter|write_record)\S*"),
         ("backward", r"torch\b.*\b(run_backward|backward)"),
         ("forward", r"torch\w*\b.*"),
-        ("logging", r"builtins\.print|_?io\.\S*(write|flush)|_?json\b.*"),
+        ("logging", r"builtins\.print|_?io\.(?!BytesIO)\S*(write|flush)|_?json\b.*"),
     ),
 )  # fmt: skip
 ONLY_ON_DEVICE = ("synchronise", "copy")
@@ -230,7 +230,7 @@ def part(
         source = not is_in(code, NO_SOURCE)
         reads = source and (reads or stage in ("read", "decode"))
         if loop is not None and code in loop.steps:
-            waits = found in ("wait", "unpickle") and blocked in (LOCK, WAIT)  # for whoever else makes them
+            waits = found == "unpickle" or (found == "wait" and blocked in (LOCK, WAIT))  # whoever else makes them
             if not waits and found not in ELSE and _makes(beneath, reads, yields, loop):
                 found = "load"
             break

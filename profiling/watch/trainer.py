@@ -16,8 +16,9 @@ from itertools import islice
 from types import FrameType
 from typing import Any, Protocol
 
-from feedline.profiling.record.journal import Journal, StepRow
+from feedline.profiling.record.journal import MOST_PATHS, Journal, StepRow
 from feedline.profiling.watch.calls import takes_gradient, variable
+from feedline.profiling.watch.data_files import dataset_files
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.passes import Loop, Pass
@@ -82,10 +83,15 @@ class TrainerWatch:
         self._steps_seen, self._trains = 0, False
         self._held: list[tuple[Place, float, Spent]] = []
         self._held_for: tuple[StepRow | None, float] = None, 0.0
+        self._prepares = set[str]()
+        """Places that make batches, or parts of them: seen between a draw and the step on it."""
         self._asked: Pass | None = None
         """The pass that the loop has asked last."""
         self._pin_thread = HelperThread(lambda: self._asked.pin_thread if self._asked is not None else None)
         self._stats: dict[int, LoaderStats] = {}
+        self._loaders = set[int]()
+        self.listed: list[str] = []
+        """Files of the datasets."""
         self._draw = random.Random(self._pid).choice  # not the global one: it is the script's
         self.sampler = StackSampler(self._look, journal, rate_hz=TRAINER_HZ)
 
@@ -111,6 +117,9 @@ class TrainerWatch:
     def see_loader(self, loader: Any, number: int, rank: int) -> None:
         """A pass begins."""
         self._steps_seen = 0
+        if number not in self._loaders:
+            self._loaders.add(number)
+            self.listed += dataset_files(getattr(loader, "dataset", None), MOST_PATHS)
         if number not in self._stats and hasattr(loader, "worker_pids") and callable(getattr(loader, "stats", None)):
             self._stats[number] = LoaderStats(loader, number, rank)
 
@@ -148,13 +157,15 @@ class TrainerWatch:
             self._watched.flush()
 
     def _between(self, place: Place, seconds: float, spent: Spent) -> None:
-        """A look in a generator. Before the loop trains, or trains again, on what was drawn last it makes batches;
-        what it does behind that is the script's own, as a callback is."""
+        """A look in a generator. Before the loop trains, or trains again, on what was drawn last it makes batches,
+        and so it does at the same place at any time: one that batches anew works on the rest of a batch behind a
+        step. What else it does behind that is the script's own, as a callback is."""
         row = self._watched.loop.row
         if row is None or row.trained:
             self._held.append((place, seconds, spent))
             self._held_for = row, _trained_s(row)
         else:
+            self._prepares.add(place.where)
             self._main.add(Place("prepare", place.where), seconds, spent)
 
     def _settle(self) -> None:
@@ -163,7 +174,8 @@ class TrainerWatch:
         again = _trained_s(row) > trained_s
         if again or self._watched.loop.row is not row:
             for place, seconds, spent in self._held:
-                self._main.add(Place("prepare", place.where) if again else place, seconds, spent)
+                makes = again or place.where in self._prepares
+                self._main.add(Place("prepare", place.where) if makes else place, seconds, spent)
             self._held.clear()
 
     def _is_between(self, frame: FrameType, stage: str) -> bool:

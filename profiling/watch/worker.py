@@ -18,7 +18,6 @@ from typing import Any
 
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.batches import sizes
-from feedline.profiling.watch.data_files import collect_paths, opened
 from feedline.profiling.watch.evidence import HelperThread, ThreadEvidence
 from feedline.profiling.watch.rules import Place, classify, frames
 from feedline.profiling.watch.sampler import WORKER_HZ, StackSampler, TimeSums
@@ -86,7 +85,6 @@ class WorkerWatch:
         self._evidence = ThreadEvidence(threading.get_native_id())
         self._about = {"pid": os.getpid(), "worker": worker, "loader": entry.loader, "rank": entry.rank}
         self._about["trainer"] = entry.trainer
-        collect_paths()
         self._sampler = StackSampler(self._look, self._journal, rate_hz=WORKER_HZ)
         self._say()
         from multiprocessing.util import Finalize  # here: the trainer imports this file too, and sooner without
@@ -143,7 +141,7 @@ class WorkerWatch:
     def _say(self, *, left: bool = False, ended: bool = False) -> None:
         self._said = time.perf_counter()
         seen = {"sampler_cpu_s": self._sampler.cpu_s, "hook_s": self.hook_s}
-        seen |= {"ended": ended, "left": left, "paths": opened}
+        seen |= {"ended": ended, "left": left}
         self._journal.write(self._name, self._about | seen)
 
 

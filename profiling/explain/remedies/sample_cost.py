@@ -26,7 +26,7 @@ from feedline.profiling.explain.remedies.remedy import (
     without_handover,
 )
 from feedline.profiling.record import units
-from feedline.profiling.record.merge import MOST_PATHS
+from feedline.profiling.record.journal import A_FILE_EACH
 
 NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
 CAUSE = 0.3  # share from which the user's own code is what holds the workers up
@@ -155,12 +155,11 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
 
 
 def _one_each(at: Situation) -> bool:
-    """Whether each sample is an archive of its own, as far as the files tell that were seen to be opened: none can be
-    kept open for another."""
-    paths, samples = at.recording.sample_paths, at.measured.workers.samples or math.inf
-    whole = samples > MOST_PATHS  # then so many archives may be those of the whole set, each of many samples
-    archives = sum(path.endswith(".npz" if whole else ARCHIVES) for path in paths)
-    return archives > (0.5 if whole else 0.9) * min(samples, MOST_PATHS)
+    """Whether each sample is an archive of its own, as far as those tell that were seen open: none can be kept open
+    for another."""
+    paths = at.recording.sample_paths
+    archives = sum(path.endswith(ARCHIVES) for path in paths)
+    return at.recording.changing_files > A_FILE_EACH and archives > 0.5 * len(paths)
 
 
 def _cheaper(at: Situation, stage: str) -> Change:

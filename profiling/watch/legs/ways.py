@@ -15,10 +15,10 @@ from typing import Any
 
 from feedline.pipeline.base.process import children_cpu_seconds, keep_freed_memory, usable_cores
 from feedline.pipeline.base.settings import TORCH_PREFETCH
-from feedline.profiling.record.journal import Journal, LegName, LegRow
+from feedline.profiling.record.journal import A_FILE_EACH, Journal, LegName, LegRow
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
-from feedline.profiling.watch.data_files import MOST_PATHS, dataset_files, drop, opened
+from feedline.profiling.watch.data_files import dataset_files, drop
 from feedline.profiling.watch.facts import settings
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.legs.cached import Cache
@@ -206,10 +206,10 @@ class Cold(Way):
     def begin(self, batches: Batches) -> int | None:
         """Where only the files that were seen are known, and these were not all, nobody knows how cold it is."""
         listed = dataset_files(getattr(batches.feed.loader, "dataset", None))
-        seen = [path for worker in batches.journal.all("worker-") for path in worker["paths"]]
-        there = [path for path in dict.fromkeys([*listed, *seen, *opened]) if os.access(path, os.R_OK)]
+        seen = batches.journal.read("files") or {"paths": [], "changing": 0.0}
+        there = [path for path in dict.fromkeys([*listed, *seen["paths"]]) if os.access(path, os.R_OK)]
         self.dropped, self.note = drop(there)
-        if not listed and len({*seen, *opened}) >= MOST_PATHS:
+        if not listed and seen["changing"] > A_FILE_EACH:
             self.dropped = None
             self.note += "; the data has more files than these, and they were left alone"
         return super().begin(batches)

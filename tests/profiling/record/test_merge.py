@@ -28,6 +28,7 @@ BATCH = [[1, 2, 3, 4]]
 
 class Loader:
     num_workers = 0
+    dataset: Any = None
 
 
 class TwoWorkers:
@@ -122,12 +123,15 @@ def test_the_cost_of_the_watch_is_the_time_of_its_hooks_and_samplers(tmp_path: P
 
 
 def looped(
-    folder: Path, *, pid: int, batches: int, trains: bool = True, rank: int = 0, worker: int | None = None
-) -> None:
+    folder: Path, *, pid: int, batches: int, trains: bool = True, rank: int = 0, worker: int | None = None,
+    dataset: Any = None,
+) -> None:  # fmt: skip
     """What a process of that id told of one loop."""
     capture = Capture(Journal(folder), StudyConfig(steady=False))
     capture.pid, capture.rank = pid, rank
-    one = capture.begin_pass(Loader(), "torch")
+    loader = Loader()
+    loader.dataset = dataset
+    one = capture.begin_pass(loader, "torch")
     for _ in range(batches):
         capture.ask(one)
         capture.got(one, BATCH)
@@ -316,6 +320,24 @@ def test_a_merged_recording_has_the_means_of_its_steps(tmp_path: Path) -> None:
     sampler = SimpleNamespace(gpus=[gpu], gpu_note="", cpu_s=0.0, recorded=[series])
     (found,) = trained(tmp_path, sampler).gpus
     assert found.utilization == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e9])
+def test_files_that_a_dataset_lists_are_its_samples_where_so_much_is_read(tmp_path: Path, rate: float) -> None:
+    """One that has decoded them to memory reads nothing."""
+    files = [tmp_path / f"{number}.jpg" for number in range(30)]
+    for file in files:
+        file.write_bytes(b"x" * 100_000)
+    Journal(tmp_path).write("files", {"paths": ["/data/seen.jpg"], "changing": 0.5})
+    read = Series(
+        name="read_bytes_per_s", unit="B/s", scope="worker:0", source="/proc", t_s=[0.0, 10.0], values=[rate] * 2
+    )
+    sampler: Any = SimpleNamespace(gpus=[], gpu_note="", cpu_s=0.0, recorded=[read])
+    origin, dataset = time.perf_counter(), SimpleNamespace(samples=[(str(file), 0) for file in files])
+    looped(tmp_path, pid=11, batches=12, worker=12, dataset=dataset)
+    seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"], sampler=sampler)
+    assert seen.sample_paths[0] == "/data/seen.jpg" and seen.changing_files == 0.5
+    assert set(seen.sample_paths[1:]) == (set(map(str, files)) if rate == 1e9 else set())
 
 
 def test_bytes_read_by_the_workers_of_every_rank_count() -> None:

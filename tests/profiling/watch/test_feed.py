@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from feedline.profiling.record.journal import Journal, StudyConfig
-from feedline.profiling.watch import capture as capturing
 from feedline.profiling.watch import stop
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.feed import Feed, Feeds, WatchedLoader
@@ -134,7 +133,7 @@ def test_what_works_for_us_in_one_thread_does_not_hide_the_loader_of_another(tmp
 def test_two_threads_that_begin_together_are_looked_at_by_one_sampler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capturing, "collect_paths", lambda: time.sleep(0.2))
+    monkeypatch.setattr(Capture, "_see_rank", lambda _: time.sleep(0.2))
     capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
     feeds, before = Feeds(capture, Patches(print)), set(threading.enumerate())
     threads = [threading.Thread(target=feeds.open, args=(Adapter(), SlowStart(), iter)) for _ in range(2)]

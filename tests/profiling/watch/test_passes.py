@@ -1,5 +1,6 @@
 """Loops of every kind: several loaders, an iterator for each batch, a thread that draws ahead, none at all."""
 
+import multiprocessing
 import queue
 import threading
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,6 +18,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, default_collate  # noqa: E402
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # noqa: E402
 
+from feedline.profiling.explain.verdict import diagnose  # noqa: E402
 from feedline.profiling.profile import Profile  # noqa: E402
 from feedline.profiling.record.recording import Recording  # noqa: E402
 from feedline.profiling.watch.passes import MOST_OPEN, Loop  # noqa: E402
@@ -346,6 +349,36 @@ def test_batches_of_the_scripts_own_making_are_told_from_the_model(how: str) -> 
     assert loader.kind == "unwatched"
     part = "load" if how == "generator" else "wait"
     assert trainer.stages[part] > 0.5 * trainer.seconds
+
+
+def put_large(to: Any) -> None:
+    """Batches that are made in no time, and take long to hand over."""
+    images, labels = np.zeros((8, 3, 800, 800)), np.zeros(8, np.int64)
+    while True:
+        to.put((images, labels))
+
+
+def test_batches_from_a_queue_of_the_scripts_own_are_handed_over_not_made() -> None:
+    """61 MB each, out of a pipe."""
+    context = multiprocessing.get_context("fork")
+    stream = context.Queue(1)
+    producer = context.Process(target=put_large, args=(stream,), daemon=True)
+
+    def drawn() -> Iterator[Any]:
+        while True:
+            images, labels = stream.get()
+            yield torch.from_numpy(images[:, 0, 0, :4]).float(), torch.from_numpy(labels)
+
+    training = Training()
+    with Profile(resources=False) as seen:
+        producer.start()
+        for _, one in zip(range(20), drawn(), strict=False):
+            training.step(one)
+    producer.kill()
+    (trainer,) = seen.recording.trainers
+    assert trainer.stages["unpickle"] > 2 * trainer.stages.get("load", 0.0)
+    assert not trainer.stages.get("logging")
+    assert diagnose(seen.recording).cause.kind == "unpickle"
 
 
 def test_a_pass_for_each_step_and_its_beginning_is_in_the_wait() -> None:

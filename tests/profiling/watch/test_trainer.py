@@ -162,6 +162,19 @@ def echoed(loader: Any) -> Iterator[Any]:
             yield batch
 
 
+def batched_anew(loader: Any) -> Iterator[Any]:
+    """Batches of 12 out of such of 8, each sample worked on."""
+    images, labels = list[torch.Tensor](), list[torch.Tensor]()
+    for batch in loader:
+        for image, label in zip(*batch, strict=True):
+            busily(0.003)
+            images.append(image)
+            labels.append(label)
+            if len(images) == 12:
+                yield torch.stack(images), torch.stack(labels)
+                images, labels = [], []
+
+
 def told(loader: Any) -> Iterator[Any]:
     """Works on each batch when the loop has trained on it, as a callback does."""
     for batch in loader:
@@ -189,6 +202,7 @@ GENERATORS: dict[str, Callable[[Any, Training], Any]] = {
         training.step(batch) for batch in ((busily(0.02), batch)[1] for batch in loader)
     ],
     "prepare, several times": lambda loader, training: [training.step(batch) for batch in echoed(loader)],
+    "prepare, in batches anew": lambda loader, training: [training.step(batch) for batch in batched_anew(loader)],
     "python, the loop itself": lambda loader, training: list(trained_in_a_generator(loader, training)),
     "python, behind the step": lambda loader, training: [training.step(batch) for batch in told(loader)],
     "forward": lambda loader, training: [

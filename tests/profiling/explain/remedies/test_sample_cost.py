@@ -106,10 +106,12 @@ def test_an_archive_opened_for_every_sample_is_to_be_opened_once() -> None:
     found = of_family("stage", stages, functions={"read zipfile.py:ZipFile._RealGetContents:1428": 9.0})
     assert (found.remedy, found.target, found.at_most) == ("cheaper read", "read", True)
     assert found.gain > 5 and "worker_init_fn" in found.command
-    seen = made(wait_s=0.08, compute_s=0.01, cores=2, stages=stages, sample_paths=EACH)  # one for each sample
+    each: dict[str, Any] = {"sample_paths": EACH, "changing_files": 0.9}  # one for each sample
+    seen = made(wait_s=0.08, compute_s=0.01, cores=2, stages=stages, **each)
     assert not any(one.target == "read" and one.family == "stage"
                    for one in found_in(seen, functions={"read npyio.py:ZipFile.__init__:9": 9.0}))  # fmt: skip
-    seen = replace(seen, sample_paths=[f"n{number:08}.tar" for number in range(512)])  # of many samples each
+    shards = [f"n{number:08}.tar" for number in range(512)]  # of many samples each
+    seen = replace(seen, sample_paths=shards, changing_files=0.03)
     found = found_in(seen, functions={"read tarfile.py:TarFile.open:1": 9.0}, samples=5000)
     assert any(one.target == "read" and one.needs == "an archive that holds many samples" for one in found)
     with pytest.raises(StopIteration):  # what reads files is a matter of storage
