@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from feedline.pipeline.base.errors import RecordingError
+from feedline.profiling.explain.cause import KINDS
 from feedline.profiling.record.recording import Recording
 from tests.lab.collection_processes import LOOP, STEPS
 from tests.lab.collection_runs import SETTLE_S, Lap, Ran, Script
@@ -167,7 +168,7 @@ def _cause(script: Script, profile: Mapping[str, Any]) -> tuple[str, bool | None
     if said["bound"] == "trainer":
         return words, bool(names(where) & set(script.cause))
     accepted = {*script.cause, *(also for one in script.cause for also in ALSO_CAUSES.get(one, ()))}
-    return words, bool({kind, cause.get("also")} & accepted)
+    return words, bool({kind, cause.get("also"), *(names(where) - {*KINDS})} & accepted)
 
 
 def derived_cause(profile: Mapping[str, Any]) -> dict[str, str] | None:

@@ -110,6 +110,9 @@ def test_causes_may_be_named_more_finely(tmp_path: Path) -> None:
     assert judge(SCRIPT, ran(tmp_path)).cause_right  # a sleep in what reads
     assert judge(SCRIPT, ran(tmp_path, cause={"kind": "decode", "where": ""})).confidently_wrong
     assert judge(SCRIPT, ran(tmp_path, cause={"kind": None, "where": None})).cause_right is None
+    sums = replace(SCRIPT, cause=[*SCRIPT.cause, "crc", "main"])
+    assert judge(sums, ran(tmp_path, cause={"kind": "transform", "where": "train.py:Records.crc"})).cause_right
+    assert judge(sums, ran(tmp_path, cause={"kind": "transform", "where": "train.py:main"})).confidently_wrong
     scores = replace(SCRIPT, bound=["trainer"], cause=["scores"])
     place = {"kind": "python", "where": "train.py:scores:12"}
     assert judge(scores, ran(tmp_path, bound="trainer", cause=place)).cause_right

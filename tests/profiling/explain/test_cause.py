@@ -11,7 +11,7 @@ from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Leg, LoaderPass, Recording, Series
 from feedline.profiling.record.stages import STAGES
 from tests.profiling.recordings import made
-from tests.profiling.remedy_runs import drawing
+from tests.profiling.remedy_runs import drawing, without_loader
 
 SMALL = {"decode": 0.0001, "transform": 0.0001}
 
@@ -88,6 +88,12 @@ def test_batches_that_are_changed_where_they_are_used() -> None:
     assert (found.predictions[0].remedy, found.predictions[0].at_most) == ("cheaper work on whole batches", True)
     packages = drawing(0.8, "change", "fastai.vision.augment")
     assert "--lines-of fastai.vision.augment:Balanced.change " in diagnose(packages).predictions[0].command
+
+
+def test_batches_that_come_out_of_a_queue_of_the_scripts_own() -> None:
+    found = diagnose(without_loader(unpickle=0.7, wait=0.1, forward=0.2))
+    assert (found.bound, found.cause.kind) == ("data", "unpickle")
+    assert found.predictions[0].family == "send"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

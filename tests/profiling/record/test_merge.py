@@ -330,7 +330,7 @@ def test_files_that_a_dataset_lists_are_its_samples_where_so_much_is_read(tmp_pa
         file.write_bytes(b"x" * 100_000)
     Journal(tmp_path).write("files", {"paths": ["/data/seen.jpg"], "changing": 0.5})
     read = Series(
-        name="read_bytes_per_s", unit="B/s", scope="worker:0", source="/proc", t_s=[0.0, 10.0], values=[rate] * 2
+        name="read_bytes_per_s", unit="B/s", scope="worker:0", source="/proc", t_s=[0.0, 10.0], values=[rate, rate]
     )
     sampler: Any = SimpleNamespace(gpus=[], gpu_note="", cpu_s=0.0, recorded=[read])
     origin, dataset = time.perf_counter(), SimpleNamespace(samples=[(str(file), 0) for file in files])
