@@ -21,6 +21,10 @@ ANEW = 0.9  # share of the steps that begin a pass of their own, from which a lo
 THREADS = 1.25  # CPU seconds a second, from which a worker has threads of its own
 SPARE = 0.25  # share of their time that workers idle, from which more of them would not help
 MOST_CROWDED = 0.9  # share of a step that it may be said to wait for the workers' cores
+OWN_CPU, OWN_CPU_ERROR = 0.62, 0.15
+"""Of the CPU time of a worker that waits in reads, what it takes where they cost nothing: 0.69 for a server's files
+on an AMD EPYC; with 0.62 a local copy is predicted as much too low there as too high on an Intel Xeon
+(results/cold-profile.json)."""
 HANDOVER = 0.8  # workers that idle more than this share of the time have batches ready
 
 
@@ -284,6 +288,19 @@ class Situation:
         elsewhere. By the process's clocks: looks, at which it nearly always reads, give reading too much."""
         stages = self.measured.workers.stage_alone_s
         return min(self.now.worker_s, self.now.worker_cpu_s + stages.get("blocked", 0.0) + stages.get("lock", 0.0))
+
+    @property
+    def without_reads_s(self) -> tuple[float, float]:
+        """What a sample takes a worker that waits in reads where they cost nothing, and the standard error of that:
+        by looks, at which it hardly ever does anything else, and by its CPU time, of which reads have a part and
+        the waking behind each of them; each weighed by its error, and half of that time at least."""
+        looks_s = max(0.0, self.now.worker_s - self.measured.storage.read_s)
+        looks_error_s = self.measured.storage.error * self.now.worker_s
+        clock_s, clock_error_s = OWN_CPU * self.computed_s, OWN_CPU_ERROR * self.computed_s
+        error_s = math.hypot(looks_error_s, clock_error_s)
+        by_clock = (looks_error_s / error_s) ** 2 if error_s else 0.0
+        found_s = by_clock * clock_s + (1.0 - by_clock) * looks_s
+        return min(self.computed_s, max(0.5 * self.computed_s, found_s)), clock_error_s * by_clock**0.5
 
     def with_workers(self, count: int) -> Throughput:
         """The script's own loader with other workers. What a sample costs in a worker process, sending it included,

@@ -192,9 +192,9 @@ def without_reading(at: Situation) -> Iterable[Change]:
     if unwatched(at):
         return
     now, storage = at.now, at.measured.storage
-    left_s = max(0.0, now.worker_s - storage.blocked_s)
-    if storage.limits:  # reads' own CPU time goes too: up to half of all, for looks find hardly anything but reads
-        left_s = min(at.computed_s, max(at.computed_s / 2, now.worker_s - storage.read_s))
+    left_s, error_s = max(0.0, now.worker_s - storage.blocked_s), storage.error * now.worker_s
+    if storage.limits:  # reads' own CPU time goes, too
+        left_s, error_s = at.without_reads_s
     share = 1.0 - left_s / now.worker_s if now.worker_s else 0.0
     reason = f"waiting in reads takes {units.percent(share)} of a worker's busy time"
     then, why = now, NO_WAIT if share >= SURE else Vain(reason)
@@ -202,8 +202,7 @@ def without_reading(at: Situation) -> Iterable[Change]:
         cpu_s = min(now.worker_cpu_s, left_s)
         then = replace(now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None)
         why = reason
-    unsure = at.measured.workers.stage_errors.get("read", 0.0) / (at.measured.workers.busy or 1.0)
-    error = math.hypot(0.05, unsure / (1.0 - min(0.9, share)))
+    error = math.hypot(0.05, error_s / max(left_s, 0.1 * now.worker_s)) if now.worker_s else 0.05
     whole = (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
     room, kind = _room(at, "memory", "cgroup_memory", "shared_memory")
     no_room = whole > room and not isinstance(why, Vain)
