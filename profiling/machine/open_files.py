@@ -6,16 +6,20 @@ Nothing of it runs in them. An audit hook would tell every file, but stays for t
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
+from statistics import median
 from typing import Any
 
 from feedline.pipeline.base.process import read_text
 from feedline.profiling.record.journal import MOST_PATHS
 
 CODE = (".py", ".pyc", ".so", ".pth", ".txt", ".toml", ".cfg", ".ini", ".typed", ".h", ".lock", ".part", ".jsonl")
-NO_DATA = re.compile(r"/(proc|sys|dev|etc|usr|lib\w*)/|.*/(site|dist)-packages/|.* \(deleted\)$")
+NO_DATA = re.compile(
+    r"/(proc|sys|dev|etc|usr/(lib\w*|share|bin)|lib(32|64|x32)?)/|.*/(site|dist)-packages/|.* \(deleted\)$"
+)
 ASKED_AGAIN = 50  # looks
 NO_READING = os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY
 
@@ -28,14 +32,16 @@ class OpenFiles:
         """Data files, in the order in which they were seen first, up to MOST_PATHS."""
         self._last: dict[int, set[str]] = {}
         """By process: what was open when something was, lately."""
-        self._open = self._changed = 0
+        self._seen, self._opened = Counter[str](), Counter[str]()
+        """Of each file, the looks that found it open, and those of them behind one at that process without it."""
         self._dull, self._looks = set[tuple[int, str]](), 0
-        """Descriptors that are no data's; asked again now and then."""
+        """Pipes and the like, which live long; asked again now and then."""
 
     @property
     def told(self) -> dict[str, Any]:
         """For the journal's `files`."""
-        return {"paths": [*self.paths], "changing": self._changed / self._open if self._open else 0.0}
+        shares = [self._opened[path] / count for path, count in self._seen.items()]
+        return {"paths": [*self.paths], "changing": median(shares) if shares else None}
 
     def look(self, pids: Iterable[int]) -> None:
         self._looks += 1
@@ -43,10 +49,10 @@ class OpenFiles:
             self._dull.clear()
         for pid in pids:
             if paths := set(self._read_by(pid)):
-                self._open += len(paths)
-                self._changed += len(paths - self._last.get(pid, set()))
-                self._last[pid] = paths
                 self.paths |= dict.fromkeys(islice(paths - self.paths.keys(), MOST_PATHS - len(self.paths)))
+                self._seen.update(paths & self.paths.keys())
+                self._opened.update(paths & self.paths.keys() - self._last.get(pid, paths))
+                self._last[pid] = paths
 
     def _read_by(self, pid: int) -> Iterator[str]:
         with suppress(OSError):  # it has ended, or is another user's
@@ -55,9 +61,9 @@ class OpenFiles:
                     continue
                 with suppress(OSError, ValueError, IndexError):  # it has been closed meanwhile
                     path = os.readlink(f"/proc/{pid}/fd/{number}")  # noqa: PTH115
-                    if not is_data(path):
+                    if not path.startswith("/"):
                         self._dull.add((pid, number))
-                    elif not _flags(pid, number) & NO_READING:
+                    elif is_data(path) and not _flags(pid, number) & NO_READING:
                         yield path
 
 

@@ -63,6 +63,7 @@ class ResourceSampler(threading.Thread):
         self._scopes = scopes
         self._files, self._tell_files, self._told_files = OpenFiles(), tell_files, OpenFiles().told
         self._files_s = OWN_FILES_S if pid == os.getpid() else FILES_S
+        self._files_due = 0.0
         self._gpus = GpuSampler()
         self._last: dict[tuple[str, str], tuple[float, float]] = {}
         self._processes: dict[int, psutil.Process] = {}
@@ -103,13 +104,14 @@ class ResourceSampler(threading.Thread):
 
     def _stopped_in(self, pause_s: float) -> bool:
         """Whether it was stopped within that time, in which it looks at files."""
-        until_s, files_s = time.perf_counter() + pause_s, self._files_s
-        while self._tell_files and self._named and (left_s := until_s - time.perf_counter()) > files_s:
-            if self._stop_asked.wait(min(files_s, left_s)):
+        until_s = time.perf_counter() + pause_s
+        while self._tell_files and self._named and self._files_due < until_s:
+            if self._stop_asked.wait(max(0.0, self._files_due - time.perf_counter())):
                 break
             before_s = time.thread_time()
             self._files.look(self._named)
-            files_s = max(self._files_s, (time.thread_time() - before_s) / BUDGET)
+            cost_s = time.thread_time() - before_s
+            self._files_due = time.perf_counter() + max(self._files_s, cost_s / BUDGET)
         if self._tell_files and (told := self._files.told) != self._told_files:
             self._tell_files(told)
             self._told_files = told

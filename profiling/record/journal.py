@@ -4,8 +4,8 @@ Every process writes only its own files, whole and by rename, so a process that 
 word. Rows are appended, each time as one line with a JSON list of them: a torn last line is dropped. `trains-on` is
 told of a script that goes on behind its end. Four more files go the other way: `stop`, the step at which every rank
 leaves, `windows`, the steps of a leg's window, `interrupted`, and `files`, what they are seen to read (`paths`), and
-the share of open files that were not open when their process was seen with one before (`changing`): 0 of an archive
-that is kept open, 1 of a file a sample.
+of the looks that found a file open the share behind one that did not, of that process, in the median over the files
+(`changing`): 0 of an archive that is kept open, 1 of a file a sample, None where none was seen.
 """
 
 import json

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -78,7 +79,7 @@ def merge(
         total = RowSum(journal.rows(f"main-{one['pid']}", TimeRow), windows[one["rank"]], origin)
         times.append(ThreadTime(**total.thread(), rank=one["rank"], pid=one["pid"]))
     series = list(sampler.recorded) if sampler else []
-    files = journal.read("files") or {"paths": [], "changing": 0.0}
+    files = journal.read("files") or {"paths": [], "changing": None}
     started = datetime.now(UTC) - timedelta(seconds=time.perf_counter() - origin)
     ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in times]
     failed = script is not None and script.ended_by in ("error", "signal")
@@ -256,7 +257,10 @@ def scopes(journal: Journal, pids: Iterable[int]) -> dict[int, str]:
 
 def _with_listed(recording: Recording, listed: Sequence[str]) -> list[str]:
     """The files that were seen open, and those that datasets list, where so much is read that it is these."""
-    sizes = [Path(path).stat().st_size for path in listed[:: max(1, len(listed) // 16)] if Path(path).is_file()]
+    sizes: list[int] = []
+    for path in listed[:: max(1, len(listed) // 16)]:
+        with suppress(OSError):  # they may be gone, and their file system with them
+            sizes.append(Path(path).stat().st_size)
     read = sizes and (recording.costs.read_bytes or 0.0) > ALL_READ * sum(sizes) / len(sizes)
     return list(dict.fromkeys([*recording.sample_paths, *(listed if read else ())]))[:MOST_PATHS]
 

@@ -273,8 +273,8 @@ class Recording:
     """Of the files below, behind the script's end."""
     sample_paths: list[str] = field(default_factory=list)
     """Some of the files that the workers read: material for the trials."""
-    changing_files: float = 0.0
-    """Share of the files seen open that were not open as one was seen before: 1 of a file a sample."""
+    changing_files: float | None = None
+    """The journal's `changing`: 0 of an archive that is kept open, 1 of a file a sample; None: none was seen."""
     lines: list[Line] = field(default_factory=list)
     overhead: Overhead = field(default_factory=Overhead)
     notes: list[str] = field(default_factory=list)

@@ -6,6 +6,8 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from feedline.pipeline.base.text import count_of
@@ -13,33 +15,37 @@ from feedline.profiling.watch.facts import held_by, innermost
 
 DROP_S = 10.0
 CHECKED = 64
+MOST_WAYS = 16
+"""Members of an entry, and folders, among which a path is looked for."""
 
 
 def dataset_files(dataset: Any, most: int | None = None) -> list[str]:
     """Paths that a dataset lists itself, one for each sample: as texts or paths, alone or in entries, whole or in a
-    folder that it holds; at most so many, by chance. Nothing of its own is called."""
-    held = held_by(innermost(dataset))
-    folders = ["", *(os.fspath(one) for one in held.values() if isinstance(one, str | os.PathLike))]
-    lists = [one for one in held.values() if isinstance(one, list | tuple) and one]
+    folder that it holds; at most so many, by chance. Nothing of its own is called: a path of its own kind may be
+    something to download."""
+    held = dict(held_by(innermost(dataset)))
+    folders = ["", *islice((str(one) for one in held.values() if isinstance(one, str | PurePath)), MOST_WAYS)]
+    lists = [one for one in held.values() if type(one) in (list, tuple) and one]
     for listed in sorted(lists, key=len, reverse=True):
         for take in _ways_in(listed[0]):
             for folder in folders:
                 with suppress(Exception):  # entries that differ, or are another's code
-                    if os.path.isfile(path := os.path.join(folder, take(listed[0]))):  # noqa: PTH113, PTH118
+                    if Path(folder, take(listed[0])).is_file():
                         some = listed if most is None else random.Random(0).sample(listed, min(most, len(listed)))
-                        return [path if one is listed[0] else os.path.join(folder, take(one)) for one in some]  # noqa: PTH118
+                        here = os.path.abspath(folder)  # noqa: PTH100  Path is slow for a million
+                        return [os.path.join(here, take(one)) for one in some]  # noqa: PTH118
     return []
 
 
 def _ways_in(entry: Any) -> Iterator[Callable[[Any], str]]:
     """To each path that an entry may hold."""
-    if isinstance(entry, str | os.PathLike):
-        yield os.fspath
-    elif isinstance(entry, list | tuple | dict):
-        keys = entry if isinstance(entry, dict) else range(len(entry))
-        for key in keys:
-            if isinstance(entry[key], str | os.PathLike):
-                yield lambda one, key=key: os.fspath(one[key])
+    if isinstance(entry, str | PurePath):
+        yield str
+    elif type(entry) in (list, tuple, dict):
+        keys = entry if type(entry) is dict else range(len(entry))
+        for key in islice(keys, MOST_WAYS):
+            if isinstance(entry[key], str | PurePath):
+                yield lambda one, key=key: str(one[key])
 
 
 class Dropped(NamedTuple):

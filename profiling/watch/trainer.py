@@ -20,6 +20,7 @@ from feedline.profiling.record.journal import MOST_PATHS, Journal, StepRow
 from feedline.profiling.watch.calls import takes_gradient, variable
 from feedline.profiling.watch.data_files import dataset_files
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
+from feedline.profiling.watch.facts import quietly
 from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.rules import (
@@ -119,7 +120,7 @@ class TrainerWatch:
         self._steps_seen = 0
         if number not in self._loaders:
             self._loaders.add(number)
-            self.listed += dataset_files(getattr(loader, "dataset", None), MOST_PATHS)
+            self.listed += quietly(lambda: dataset_files(loader.dataset, MOST_PATHS)) or []
         if number not in self._stats and hasattr(loader, "worker_pids") and callable(getattr(loader, "stats", None)):
             self._stats[number] = LoaderStats(loader, number, rank)
 

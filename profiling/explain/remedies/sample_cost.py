@@ -157,9 +157,9 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
 def _one_each(at: Situation) -> bool:
     """Whether each sample is an archive of its own, as far as those tell that were seen open: none can be kept open
     for another."""
-    paths = at.recording.sample_paths
+    paths, changing = at.recording.sample_paths, at.recording.changing_files
     archives = sum(path.endswith(ARCHIVES) for path in paths)
-    return at.recording.changing_files > A_FILE_EACH and archives > 0.5 * len(paths)
+    return (changing is None or changing > A_FILE_EACH) and archives > 0.5 * len(paths)
 
 
 def _cheaper(at: Situation, stage: str) -> Change:

@@ -188,7 +188,8 @@ def _outgrows_memory(at: Situation, bytes_per_sample: float) -> bool:
 
 
 def without_reading(at: Situation) -> Iterable[Change]:
-    """Memory and faster storage both take away the time blocked in reads, no more."""
+    """Memory and faster storage both take away the time blocked in reads, and where that is what is waited for, what
+    reads cost by themselves."""
     if unwatched(at):
         return
     now, storage = at.now, at.measured.storage
@@ -196,7 +197,8 @@ def without_reading(at: Situation) -> Iterable[Change]:
     if storage.limits:  # reads' own CPU time goes, too
         left_s, error_s = at.without_reads_s
     share = 1.0 - left_s / now.worker_s if now.worker_s else 0.0
-    reason = f"waiting in reads takes {units.percent(share)} of a worker's busy time"
+    waits = min(share, storage.blocked_s / now.worker_s) if now.worker_s else 0.0
+    reason = f"waiting in reads takes {units.percent(waits)} of a worker's busy time"
     then, why = now, NO_WAIT if share >= SURE else Vain(reason)
     if share >= SURE and not at.hardly_waits:
         cpu_s = min(now.worker_cpu_s, left_s)

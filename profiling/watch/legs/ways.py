@@ -19,7 +19,7 @@ from feedline.profiling.record.journal import A_FILE_EACH, Journal, LegName, Leg
 from feedline.profiling.watch import cuda
 from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.data_files import dataset_files, drop
-from feedline.profiling.watch.facts import settings
+from feedline.profiling.watch.facts import quietly, settings
 from feedline.profiling.watch.feed import Feed
 from feedline.profiling.watch.legs.cached import Cache
 from feedline.profiling.watch.legs.neighbours import Neighbours
@@ -205,11 +205,14 @@ class Cold(Way):
 
     def begin(self, batches: Batches) -> int | None:
         """Where only the files that were seen are known, and these were not all, nobody knows how cold it is."""
-        listed = dataset_files(getattr(batches.feed.loader, "dataset", None))
-        seen = batches.journal.read("files") or {"paths": [], "changing": 0.0}
+        loader = batches.feed.loader
+        listed = quietly(lambda: dataset_files(loader.dataset)) or []
+        samples = quietly(lambda: len(loader.dataset)) or 0
+        seen = batches.journal.read("files") or {"paths": [], "changing": None}
         there = [path for path in dict.fromkeys([*listed, *seen["paths"]]) if os.access(path, os.R_OK)]
         self.dropped, self.note = drop(there)
-        if not listed and seen["changing"] > A_FILE_EACH:
+        some = seen["changing"] is None or seen["changing"] > A_FILE_EACH
+        if some and len(listed) < max(1, samples):
             self.dropped = None
             self.note += "; the data has more files than these, and they were left alone"
         return super().begin(batches)
