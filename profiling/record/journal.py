@@ -25,8 +25,8 @@ ENVIRONMENT = "FEEDLINE_PROFILE"
 """Set in the profiled script's environment: the run's folder."""
 MOST_PATHS = 512
 """Data files of which one run tells."""
-A_FILE_EACH = 0.1
-"""Of `changing`: from here on a sample, or a few, have a file of their own."""
+A_FILE_EACH = 0.5
+"""Of `changing`: from here on a sample has a file of its own; small shards come to 0.1 and more."""
 OWN_EPOCH = -1
 """Of rows that an optimiser's steps delimit: their loop asks no watched loader."""
 NOTABLE = 0.2

@@ -43,6 +43,7 @@ WARM_UP_RULE = (
     "another size, whose kernels are chosen anew"
 )
 MOST_ITEM_LINES = 8
+SEEN_READING = 0.01  # share of the workers' time
 ALL_READ = 0.5  # of a listed file's bytes, a sample, from which on these files are what is read
 About = dict[str, Any]
 """What a process wrote of itself: `Capture.about`, `WorkerWatch`."""
@@ -256,12 +257,15 @@ def scopes(journal: Journal, pids: Iterable[int]) -> dict[int, str]:
 
 
 def _with_listed(recording: Recording, listed: Sequence[str]) -> list[str]:
-    """The files that were seen open, and those that datasets list, where so much is read that it is these."""
+    """The files that were seen open, and those that datasets list, where so much is read that it is these, or the
+    workers are seen reading: what maps files reads no bytes."""
     sizes: list[int] = []
     for path in listed[:: max(1, len(listed) // 16)]:
         with suppress(OSError):  # they may be gone, and their file system with them
             sizes.append(Path(path).stat().st_size)
-    read = sizes and (recording.costs.read_bytes or 0.0) > ALL_READ * sum(sizes) / len(sizes)
+    much = bool(sizes) and (recording.costs.read_bytes or 0.0) > ALL_READ * sum(sizes) / len(sizes)
+    reading_s = sum(one.stages.get("read", 0.0) for one in recording.workers)
+    read = much or reading_s > SEEN_READING * sum(one.seconds for one in recording.workers)
     return list(dict.fromkeys([*recording.sample_paths, *(listed if read else ())]))[:MOST_PATHS]
 
 
