@@ -1,4 +1,4 @@
-"""Reading a stack by tables of rules: what a worker prepares (`classify`), what the training thread does (`part`).
+"""Reading a stack by tables of rules: what a worker prepares (`classify`), what the training thread does (`parts`).
 
 From the innermost frame outwards, the first frame that a rule knows decides. Rules know libraries: a file of theirs
 and, where it matters, a function, or a C function of theirs that a script calls itself (`calls`). A user's code is
@@ -11,11 +11,11 @@ to whoever called them. Cost: one dictionary look-up per frame once a place has 
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from feedline.profiling.watch.calls import UNKNOWN, called, source_line, takes_gradient, variable
+from feedline.profiling.watch.calls import UNKNOWN, called, source_line, variable
 from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 
 DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
@@ -155,25 +155,16 @@ TRAINER = Rules(
         ("logging", r"builtins\.print|_?io\.(?!BytesIO)\S*(write|flush)|_?json\b.*"),
     ),
 )  # fmt: skip
-ONLY_ON_DEVICE = ("synchronise", "copy")
-"""Where there is no device, what a model computes is all there is behind these calls."""
 COMPOSERS = (
     r"/torchvision/transforms/(transforms|v2/_container)\.py:Compose\.(__call__|forward)"
     r"|/albumentations/core/composition\.py:\w+\.__call__"
 )
 """Frames (file:qualified name) that call one transform after the other: the frame they called is the transform."""
-ELSE = ("logging", "checkpoint", "backward", "optimizer")
-"""Parts that are no making of batches, whatever is read for them."""
-GENERATOR = 0x20 | 0x200  # flags of code: a generator's, an asynchronous one's
-NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextlib\.py:|/PIL/\w+\.py:(\w+\.)?_?save"
-"""Frames (file:qualified name) under which nobody makes batches, whatever is read or generated there: a model that
-computes or is compiled, a block that is entered or left, a picture that is written."""
-NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
-"""Calls that belong to reading, and to writing as well."""
 BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
 """What a worker's thread is blocked in -> the stage, where no rule knows better."""
 FETCH = "/torch/utils/data/_utils/fetch.py"
-"""What calls the dataset for every sample. Code of the user's own under it that no rule knows prepares a sample."""
+"""What calls the dataset for every sample. Code of the user's own under it, or of the dataset's package, that no rule
+knows prepares a sample."""
 OF_THE_USER = ("blocked", "lock", "collate", "transform")
 """Stages whose place is the user's own function, where one is within the library's that decides."""
 OF_DATASETS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # no transforms themselves
@@ -181,113 +172,11 @@ CALLERS = ("/torchvision/datasets/", "/webdataset/")  # of a transform, and none
 PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
 
 
-@dataclass(frozen=True)
-class LoopCode:
-    """What is known of a training loop's code, while it runs."""
-
-    steps: set[CodeType] = field(default_factory=set[CodeType])
-    """Code on the stack as the optimiser steps: what these functions call is the loop's work."""
-    makers: set[CodeType] = field(default_factory=set[CodeType])
-    """Functions of the script's that the loop calls and that were seen reading or decoding: they make its batches."""
-    between: set[CodeType] = field(default_factory=set[CodeType])
-    """Generators on the stack as a loader is asked."""
-
-
-def part(
-    frame: FrameType | None,
-    *,
-    on_device: bool,
-    loop: LoopCode | None = None,
-    blocked: str | None = None,
-    held: bool | None = None,
-    trains: bool = False,
-) -> Place:
-    """What the training thread does (`recording.TrainerPart`), given its innermost frame, and where: at
-    `file:function:line` of the user's own. What that called in a library decides, where a rule knows it; else what C
-    function it calls, and whose. `blocked` is what the thread is mostly blocked in, `held` whether it held the
-    interpreter lock. Where an optimiser steps (`trains`), what the script, or a library for it, asks of torch, in no
-    module and for no gradient, is no part of the model."""
-    inner, found, in_module = True, None, False
-    own: FrameType | None = None
-    innermost: FrameType | None = None
-    beneath: CodeType | None = None
-    reads = yields = False
-    for one in frames(frame):
-        code, file = one.f_code, one.f_code.co_filename
-        if is_ours(file):
-            continue
-        in_module = in_module or slashed(file).endswith(PLUMBING[0])
-        library = is_library(file) or generated(one)
-        innermost = innermost or one
-        call = called(one) if inner else None
-        if found is None and inner:
-            found = _of_frame(one, call) or (None if library else _of_own(call, blocked, held))
-        elif found is None and not slashed(file).endswith(PLUMBING):
-            found = _of_frame(one, None) or (None if library else "python")
-        own = own or (None if library else one)
-        evident = call if call and not re.fullmatch(NO_READING, call) else None
-        stage = WORKER.stage_of(code, one.f_lineno) or (WORKER.stage_of_call(evident) if evident else None)
-        source = not is_in(code, NO_SOURCE)
-        reads = source and (reads or stage in ("read", "decode"))
-        if loop is not None and code in loop.steps:
-            waits = found == "unpickle" or (found == "wait" and blocked in (LOCK, WAIT))  # whoever else makes them
-            if not waits and found not in ELSE and _makes(beneath, reads, yields, loop):
-                found = "load"
-            break
-        yields = source and (yields or yields_batches(code))
-        inner, beneath = False, code
-    found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
-    if trains and found == "forward" and not in_module and own and innermost and _is_no_model(innermost):
-        found = "python"
-    return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "nowhere")
-
-
-def _of_frame(frame: FrameType, call: str | None) -> str | None:
-    """What a frame and the C function that it calls say by themselves; None where no rule knows them."""
-    found = TRAINER.stage_of(frame.f_code, frame.f_lineno) or (TRAINER.stage_of_call(call) if call else None)
-    return found or ("forward" if generated(frame) else None)
-
-
-def _is_no_model(frame: FrameType) -> bool:
-    """Whether something else than torch itself asks for tensors there of which none takes part in a gradient."""
-    file = slashed(frame.f_code.co_filename)
-    return not (is_library(file) and "/torch/" in file) and not generated(frame) and takes_gradient(frame) is False
-
-
-def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:
-    """The script's own code that calls what no rule knows, or nothing. A lock that it waits for in somebody's C code
-    may be that of threads which compute for it."""
-    if blocked in (LOCK, WAIT):
-        return "other" if call and blocked == LOCK else "wait"
-    unknown = call == "" and not blocked and held is False  # it computes in C, for whom is not known
-    return "other" if unknown else "python"
-
-
-def _makes(called: CodeType | None, reads: bool, yields: bool, loop: LoopCode) -> bool:
-    """Whether what the loop has called makes batches: an iterator, or a function that reads or decodes pictures, or
-    was seen doing so."""
-    if reads and called is not None and not is_library(called.co_filename):
-        loop.makers.add(called)
-    return reads or yields or called in loop.makers
-
-
-def yields_batches(code: CodeType) -> bool:
-    """Whether a loop may iterate over what it makes."""
-    return code.co_name == "__next__" or bool(code.co_flags & GENERATOR and code.co_name != "<genexpr>")
-
-
-def generated(frame: FrameType) -> bool:
-    """Code that torch has made of the script's, as Inductor's kernels and FX's graphs are."""
-    file = frame.f_code.co_filename
-    return file.startswith("<eval_with_key") or (
-        frame.f_back is not None and "/torch/_inductor/" in slashed(frame.f_back.f_code.co_filename)
-    )
-
-
 def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda: None) -> Place:
     """The stage of a worker's whole stack, given its innermost frame. What the user's own code does for a sample, and
     no rule knows, is `transform`, by the name of what the dataset's own function has called, unless the thread is
-    `blocked` meanwhile; what else no rule knows is `other`."""
+    `blocked` meanwhile; where all of it is a package's dataset, by the package's innermost function. What else no
+    rule knows is `other`."""
     own: FrameType | None = None
     inner: FrameType | None = None
     outer: FrameType | None = None
@@ -296,6 +185,8 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
     """What that has called."""
     for one in frames(frame):
         code = one.f_code
+        if is_ours(code.co_filename):
+            continue
         stage = WORKER.stage_of(code, one.f_lineno)
         if stage in (None, "read") and one is frame and (call := called(one)):
             told = WORKER.stage_of_call(call)  # an archive's members are unpacked
@@ -306,7 +197,13 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
                 theirs = next((each for each in frames(one) if not is_library(each.f_code.co_filename)), None)
             place = place_name((theirs or one).f_code if stage in OF_THE_USER else code)
             return Place(stage, place, transform_name(one, inner) if stage == "transform" else None)
-        if own is not None and outer is not None and FETCH in slashed(code.co_filename):
+        fetches = FETCH in slashed(code.co_filename)
+        if fetches and own is None and inner is not None and (name := package(inner)) not in ("", "torch"):
+            stage = BLOCKED.get(blocked() or "", "transform")
+            works = next(each for each in frames(frame) if package(each) == name)
+            place = place_name(works.f_code)
+            return Place(stage, place, place.rpartition(":")[2] if stage == "transform" else None)
+        if fetches and own is not None and outer is not None:
             stage = BLOCKED.get(blocked() or "", "transform")
             asked = inner is outer or outer.f_code.co_name in OF_DATASETS
             named = within if asked and within and not is_library(within.f_code.co_filename) else outer
@@ -373,6 +270,12 @@ def frames(frame: FrameType | None) -> Iterator[FrameType]:
 def is_library(file: str) -> bool:
     """Installed packages and the standard library: everything else is the user's own code."""
     return file.startswith((_STANDARD, "<frozen")) or "/site-packages/" in file or "/dist-packages/" in file
+
+
+def package(frame: FrameType) -> str:
+    """Which installed one its code is of; "" for the standard library's and for the user's own."""
+    found = re.search(r"/(?:site|dist)-packages/(\w+)", slashed(frame.f_code.co_filename))
+    return found[1] if found else ""
 
 
 def is_ours(file: str) -> bool:

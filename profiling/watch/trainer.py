@@ -11,33 +11,29 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import islice
 from types import FrameType
 from typing import Any, Protocol
 
 from feedline.profiling.record.journal import MOST_PATHS, Journal, StepRow
-from feedline.profiling.watch.calls import takes_gradient, variable
+from feedline.profiling.watch.calls import takes_gradient
 from feedline.profiling.watch.data_files import dataset_files
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.facts import quietly
 from feedline.profiling.watch.loader_stats import LoaderStats
+from feedline.profiling.watch.parts import LoopCode, has_weights, part, yields_batches
 from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.rules import (
-    PLUMBING,
     TRAINER,
     WORKER,
-    LoopCode,
     Place,
     classify,
     frames,
     is_library,
     is_ours,
     line_of,
-    part,
     place_name,
     slashed,
-    yields_batches,
 )
 from feedline.profiling.watch.sampler import TRAINER_HZ, StackSampler, TimeSums
 
@@ -136,9 +132,10 @@ class TrainerWatch:
                 self._loading.setdefault(asking.loader, TimeSums()).add(classify(frame, blocked), seconds, spent)
             self._main.add(Place("load", "loader"), seconds, spent)
         else:
-            loop = self._loop if self._watched.hands_itself else None
+            hands_itself = self._watched.hands_itself
+            loop = self._loop if hands_itself or asking is None else None
             place = part(frame, on_device=self._on_device(), loop=loop, blocked=blocked(), held=held,
-                         trains=self._trains)  # fmt: skip
+                         hands_itself=hands_itself, trains=self._trains)  # fmt: skip
             if self._watched.ours[self.thread] and asking is None:  # a pass begins: its workers start
                 place = Place("wait", place.where)
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
@@ -147,7 +144,7 @@ class TrainerWatch:
                 place = asked_for(frame, place, pinning, working=not blocked())
             if asking is not None and place.stage == pinning:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
-            elif asking is None and place.stage == "wait" and self._watched.hands_itself:
+            elif asking is None and place.stage == "wait" and hands_itself:
                 place = Place("wait", self._maker(frames_by_thread) or place.where)
             self._settle()
             if asking is None and place.stage in ("python", "forward") and self._is_between(frame, place.stage):
@@ -210,23 +207,6 @@ class TrainerWatch:
 
 def _trained_s(row: StepRow | None) -> float:
     return 0.0 if row is None else row.backward_s + row.optimizer_s
-
-
-def has_weights(frame: FrameType) -> bool:
-    """Whether a module that has some is called there. Nothing of the module's own is asked."""
-    if not slashed(frame.f_code.co_filename).endswith(PLUMBING[0]):
-        return False
-    due, seen = [variable("self", frame, local=True)], set[int]()
-    with suppress(RuntimeError, LookupError, TypeError, AttributeError):  # it changes meanwhile; it is none
-        while due:
-            held = vars(due.pop())
-            if any(one is not None for one in held["_parameters"].values()):
-                return True
-            inner = [one for one in held["_modules"].values() if one is not None and id(one) not in seen]
-            seen.update(map(id, inner))
-            due += inner
-        return False
-    return True
 
 
 def own_work(frame: FrameType) -> str | None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from feedline.profiling.watch.evidence import ThreadEvidence
-from feedline.profiling.watch.rules import LoopCode, Place, classify, part
+from feedline.profiling.watch.parts import LoopCode, part
+from feedline.profiling.watch.rules import Place, classify
 
 PIL_Image = pytest.importorskip("PIL.Image")
 USER = """
@@ -215,11 +216,11 @@ def jpeg() -> bytes:
     return out.getvalue()
 
 
-def told(call: Callable[[Callable[[], Any]], Any], *, loop: LoopCode | None = None) -> str:
+def told(call: Callable[[Callable[[], Any]], Any], *, loop: LoopCode | None = None, hands_itself: bool = True) -> str:
     found: list[str] = []
 
     def look() -> None:
-        found.append(part(sys._getframe(1), on_device=False, loop=loop).stage)
+        found.append(part(sys._getframe(1), on_device=False, loop=loop, hands_itself=hands_itself).stage)
 
     call(look)
     return found[0]

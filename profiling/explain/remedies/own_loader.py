@@ -9,7 +9,7 @@ from feedline.pipeline.base.settings import TORCH_PREFETCH
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.main_thread import all_ranks, looked
 from feedline.profiling.explain.measure.rates import ERRORS_90, waited_s
-from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Situation
+from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, SPARE, Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest
 from feedline.profiling.explain.remedies.remedy import (
@@ -29,6 +29,7 @@ WAITING = 0.5  # share of a sample's time that is waiting for files or servers, 
 EVENLY = 0.5  # of the mean wait, which the median reaches where most steps wait
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
 SOME = 1.02  # less is no gain
+MOST_AHEAD = 64  # batches that a worker may be asked to have ready
 TORCHS_NONE = "DataLoader(…, num_workers=0)"  # which refuses what is of workers
 NO_WAIT = Vain("the loop hardly waits for data")
 
@@ -71,12 +72,39 @@ def idle_workers(at: Situation) -> Vain | None:
     Where it waits long now and then, for a batch that takes long, the others idle meanwhile."""
     if waiting_beside(at) < DATA_BOUND or not at.measured.workers.surely_idle:
         return None
-    waits = [waited_s(step) for step in at.recording.measured()]
-    if statistics.median(waits) < EVENLY * statistics.fmean(waits):
+    if waits_now_and_then(at):
         return None
     idle, unpickles = units.percent(at.measured.workers.stages["idle"]), at.measured.unpickling_limits
     what = "the handing over of batches" if unpickles else "something else than their work"
     return Vain(f"the workers idle {idle} of the time: the loop waits for {what}")
+
+
+def waits_now_and_then(at: Situation) -> bool:
+    """Long, where most steps do not wait."""
+    waits = [waited_s(step) for step in at.recording.measured()]
+    return statistics.median(waits) < EVENLY * statistics.fmean(waits)
+
+
+def missing_batches(at: Situation) -> int:
+    """How many more would have to be ready so that most of the long waits of a loop are bridged which waits now and
+    then, although each of its workers has time to spare; 0 where it is not that."""
+    workers, steps = at.measured.workers, at.recording.measured()
+    spare = min((each.get("idle", 0.0) for _, each in workers.each if each), default=0.0)
+    if waiting_beside(at) < DATA_BOUND or spare < SPARE or workers.slow or not waits_now_and_then(at):
+        return 0
+    if at.measured.unpickling_limits or at.measured.own_part_limits or at.factor * SOME > 1.0:
+        return 0
+    waits = sorted(map(waited_s, steps))
+    longest = [wait for wait in waits if wait > statistics.fmean(waits)]
+    step_s = statistics.fmean(step.duration_s - step.pause_s - waited_s(step) for step in steps)
+    return math.ceil(longest[3 * len(longest) // 4] / step_s) if step_s > 0 else 0
+
+
+def even(now: Throughput, factor: float) -> Throughput:
+    """So much of the model's whole rate as if that were lost to nothing: the run's own factor is undone by it."""
+    times = ("step_s", "worker_s", "worker_cpu_s", "trainer_cpu_s", "handover_s", "own_part_s")
+    storage = now.storage_samples_per_s and now.storage_samples_per_s / factor
+    return replace(now, storage_samples_per_s=storage, **{name: getattr(now, name) * factor for name in times})
 
 
 def waiting_beside(at: Situation) -> float:
@@ -98,6 +126,8 @@ def other_workers(at: Situation) -> Iterable[Change]:
     for count in sorted(counts - {at.now.workers}):
         then, more = at.with_workers(count), count > at.now.workers
         unknown = 0.0 if at.now.workers else error_between(_with_threads(at, then), then)
+        if more and missing_batches(at):  # each has batches of its own ahead: some of the long waits, or all
+            then, unknown = even(then, math.sqrt(at.factor)), abs(math.log(at.factor)) / 4
         shares_out = iterates(at) and count > 1
         yield Change(
             family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
@@ -157,20 +187,30 @@ def prefetch(at: Situation) -> Iterable[Change]:
     if not at.now.workers:
         return
     loader, alone = at.measured.loader, at.measured.rates.loader_only.get(at.now.workers)
-    deeper = max(4, 2 * ((loader.prefetch_factor if loader else None) or TORCH_PREFETCH))
+    queue = (loader.prefetch_factor if loader else None) or TORCH_PREFETCH
+    deeper = max(4, 2 * queue)
     room = alone.value / at.rate.value if alone else 1.0
-    then, error = at.now, 0.0
+    then, error, missing = at.now, 0.0, 0
     why: str = Vain("the queue is hardly ever empty")
     if at.measured.trainer.shares.data >= HARDLY:
-        why = Vain("a longer queue only evens out: what is missing is the workers' average rate")
+        why = Vain("a longer queue only evens out, and nothing shows that batches come unevenly")
+        if at.measured.workers.stages.get("idle", 1.0) < SPARE:
+            why = Vain("a longer queue only evens out: what is missing is the workers' average rate")
         why = idle_workers(at) or why
-        if alone is not None and room > 1.1:
+        missing = missing_batches(at)
+        if missing and (needed := queue + missing / at.now.workers) <= MOST_AHEAD:
+            deeper = 2 ** math.ceil(math.log2(needed))
+            then, error = even(at.now, at.factor), 0.1
+            why = "the loop waits long now and then, and the workers have time to spare: they can work that far ahead"
+        elif alone is not None and room > 1.1:
             # Half of what the loader could do alone: with the model running it will not get all of it back.
             then = replace(at.now, worker_s=at.now.worker_s / (0.5 + 0.5 * room), contention={})
             why, error = f"the loader alone reaches {units.rate(alone.value)}: its batches come unevenly", 0.15
-    yield Change(family="prefetch", remedy=f"prefetch_factor={deeper}", then=then, effort=Effort.SETTING, why=why,
-                 command=loader_line(at, f"prefetch_factor={deeper}"), settings={"prefetch_factor": deeper},
-                 extra_error=error)  # fmt: skip
+    yield Change(
+        family="prefetch", remedy=f"prefetch_factor={deeper}", then=then, effort=Effort.SETTING, why=why,
+        needs=f"memory for {count_of(deeper * at.now.workers, 'batch')}" if error and missing else "",
+        command=loader_line(at, f"prefetch_factor={deeper}"), settings={"prefetch_factor": deeper}, extra_error=error,
+    )  # fmt: skip
 
 
 def kept_workers(at: Situation) -> Iterable[Change]:

@@ -1,12 +1,8 @@
 """Stages are told from real stacks: each case stops inside real library or user code and looks up from there."""
 
 import io
-import multiprocessing
-import os
-import struct
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +13,8 @@ import numpy as np
 import pytest
 
 from feedline.profiling.watch.calls import source_line
-from feedline.profiling.watch.evidence import LOCK, WAIT
-from feedline.profiling.watch.rules import TRAINER, WORKER, LoopCode, Place, classify, line_of, part, place_name
-from tests.profiling.stacks import Looking, caught, jpeg, running, seen, told, users_module
+from feedline.profiling.watch.rules import WORKER, Place, classify, line_of, place_name
+from tests.profiling.stacks import Looking, caught, jpeg, running, seen, users_module
 
 PIL_Image = pytest.importorskip("PIL.Image")
 
@@ -44,17 +39,6 @@ def test_whose_c_code_works_decides_not_the_name_or_text_of_a_line(user: ModuleT
     assert caught(user.read_everything) == ("other", "python")
 
 
-def test_what_a_script_asks_of_torch_for_no_gradient_is_its_own(user: ModuleType) -> None:
-    """Where an optimiser steps: what only computes may be the whole of a loop."""
-    assert [caught(user.counts, trains=trains)[1] for trains in (True, False)] == ["python", "forward"]
-    assert caught(user.trains, trains=True)[1] == "forward"
-
-
-def test_what_another_library_asks_of_torch_for_the_script_is_the_scripts_own(user: ModuleType) -> None:
-    pytest.importorskip("torchvision")
-    assert [caught(user.turns_pictures, trains=trains)[1] for trains in (True, False)] == ["python", "forward"]
-
-
 def test_a_comprehension_is_its_functions() -> None:
     inner = [one for one in (lambda rows: [len(row) for row in rows]).__code__.co_consts if isinstance(one, CodeType)]
     for code in inner:  # none from Python 3.12 on
@@ -76,6 +60,15 @@ def test_what_else_a_dataset_does_for_a_sample_is_transform(user: ModuleType) ->
     assert seen(through(user.Jitter(), list)) == Place("transform", "user_code.py:plain", "Jitter")
     assert seen(through_libraries(user.Jitter())) == Place("transform", "user_code.py:plain", "Jitter")
     assert seen(through(lambda look: look, user.my_collate)) == Place("collate", "user_code.py:my_collate")
+
+
+def test_what_a_packages_dataset_does_by_itself_is_transform_in_its_innermost_function() -> None:
+    fetch, shelf = pytest.importorskip("torch.utils.data._utils.fetch"), dict[str, Any]()
+    text = "def turn(look):\n    return sorted([0], key=lambda _: look())\nclass Shelf:\n"
+    text += "    def __getitems__(self, looks):\n        return [turn(looks[0])]\n"
+    exec(compile(text, "/usr/lib/python3/dist-packages/shelf/shelf.py", "exec"), shelf)
+    place = seen(lambda look: fetch._MapDatasetFetcher(shelf["Shelf"](), True, list, False).fetch([look]))
+    assert place == Place("transform", "shelf.py:turn", "turn")
 
 
 def test_another_thread_is_waited_for_as_a_lock_is_in_a_place_of_the_users(user: ModuleType) -> None:
@@ -202,46 +195,6 @@ def test_no_frame_at_all() -> None:
     assert source_line("/nowhere.py", 3) == ""
 
 
-def test_a_scripts_own_generator_makes_its_batches(user: ModuleType) -> None:
-    stepping = LoopCode(steps={user.loop.__code__, user.calling_loop.__code__})
-    assert told(user.loop, loop=stepping) == "load"
-    assert told(user.loop) == "python", "no optimiser has stepped: nothing is known of the loop"
-    assert told(user.calling_loop, loop=stepping) == "python"
-
-
-def test_a_function_that_was_seen_decoding_makes_batches(user: ModuleType) -> None:
-    stepping = LoopCode(steps={user.calling_loop.__code__})
-    image = jpeg()
-
-    def through(look: Callable[[], None]) -> None:
-        user.calling_loop(lambda: PIL_Image.open(Looking(look, image)).convert("RGB"))
-
-    assert told(through, loop=stepping) == "load"
-    assert told(user.calling_loop, loop=stepping) == "load", "whatever it does now"
-
-
-@pytest.mark.parametrize("name", ["model_loop", "summing_loop"])
-def test_what_a_model_generates_is_no_batch(user: ModuleType, name: str) -> None:
-    loop = getattr(user, name)
-    assert told(loop, loop=LoopCode(steps={loop.__code__})) != "load"
-
-
-def test_what_is_read_while_a_model_computes_makes_no_batches(user: ModuleType) -> None:
-    """As a compiler's cache is."""
-    stepping, image = LoopCode(steps={user.model_loop.__code__}), jpeg()
-    picture = PIL_Image.open
-    assert told(lambda look: user.model_loop(lambda: picture(Looking(look, image)).load()), loop=stepping) != "load"
-    assert not stepping.makers
-
-
-def test_writing_makes_no_batches(user: ModuleType) -> None:
-    stepping = LoopCode(steps={user.calling_loop.__code__})
-    picture = PIL_Image.new("RGB", (64, 64))
-    assert told(lambda look: user.calling_loop(lambda: picture.save(Looking(look), "PNG")), loop=stepping) != "load"
-    assert told(user.calling_loop, loop=stepping) != "load"
-    assert not stepping.makers
-
-
 def test_what_a_dataset_writes_is_its_own_work_and_no_reading() -> None:
     picture = PIL_Image.new("RGB", (64, 64))
     keeping = through_libraries(lambda look: picture.save(Looking(look), "PNG", optimize=True))
@@ -258,51 +211,6 @@ def test_what_an_archive_inflates_is_decoding(tmp_path: Path) -> None:
             np.load(tmp_path / "scene.npz")["photo"]
 
     assert caught(inflates)[0] == "decode"
-
-
-def test_a_lock_that_somebodys_c_code_waits_for_is_no_wait_for_data(user: ModuleType) -> None:
-    """Its own threads may compute."""
-    found: list[str] = []
-
-    def look() -> None:
-        frame = sys._getframe(2)  # beside the lambda that sorts
-        found.extend(part(frame, on_device=False, blocked=blocked).stage for blocked in (LOCK, WAIT))
-
-    user.sorts(look)
-    assert found == ["other", "wait"]
-
-
-def test_waiting_in_an_iterator_is_no_making(user: ModuleType) -> None:
-    assert caught(user.waits_in_an_iterator, loop=LoopCode(steps={user.waits_in_an_iterator.__code__}))[1] == "wait"
-    user.ready.set()
-
-
-def test_only_a_device_is_waited_for() -> None:
-    assert TRAINER.stage_of_call("torch.Tensor.item") == "synchronise"
-    assert TRAINER.stage_of_call("torch.Tensor.to") == "copy"
-    assert TRAINER.stage_of_call("builtins.print") == "logging"
-    assert TRAINER.stage_of_call("torch.conv2d") == "forward"
-    assert TRAINER.stage_of_call("numpy.add") is None
-
-
-def test_a_batch_that_comes_through_a_pipe_is_received_and_not_waited_for() -> None:
-    """Behind its header, whoever holds up the rest of it."""
-    reader, writer = multiprocessing.Pipe(duplex=False)
-    thread = threading.Thread(target=reader.recv_bytes)
-    thread.start()
-
-    def seen(size: int) -> str:
-        until_s = time.monotonic() + 20
-        while (frame := sys._current_frames()[thread.ident or 0]).f_locals.get("remaining") != size:
-            assert time.monotonic() < until_s
-            time.sleep(0.001)
-        return part(frame, on_device=False).stage
-
-    assert seen(4) == "wait"
-    os.write(writer.fileno(), struct.pack("!i", 10) + b"first")
-    assert seen(5) == "unpickle"
-    os.write(writer.fileno(), b"other")
-    thread.join()
 
 
 def test_libraries_calls_of_a_dataset() -> None:

@@ -21,7 +21,9 @@ def make_dataset(photos: Path, folder: Path, side: int, each=60):
             for file in sorted(kind.glob("*.JPEG"))[:each]:
                 image = Image.open(file)
                 image.draft("RGB", (side, side))
-                pixels = torch.frombuffer(bytearray(image.convert("RGB").resize((side, side)).tobytes()), dtype=torch.uint8)
+                pixels = torch.frombuffer(
+                    bytearray(image.convert("RGB").resize((side, side)).tobytes()), dtype=torch.uint8
+                )
                 pixels = pixels.view(side, side, 3)
                 yield {
                     "pixels": pixels.tolist(),
@@ -77,9 +79,7 @@ def main():
     datasets.disable_progress_bars()
     args.out.mkdir(parents=True, exist_ok=True)
     pictures = make_dataset(args.data / "photos", args.out / "swatches", args.side).with_format("torch")
-    loader = DataLoader(
-        pictures, batch_size=16, shuffle=True, drop_last=True, num_workers=2, persistent_workers=True
-    )
+    loader = DataLoader(pictures, batch_size=16, shuffle=True, drop_last=True, num_workers=2, persistent_workers=True)
     model = Swatches(10)
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     for epoch in range(args.epochs):

@@ -75,9 +75,7 @@ class Consensus:
             self.seen.update({gram for caption in references for gram in self.grams(caption)})
 
     def grams(self, words):
-        return Counter(
-            tuple(words[i : i + n]) for n in range(1, self.longest + 1) for i in range(len(words) - n + 1)
-        )
+        return Counter(tuple(words[i : i + n]) for n in range(1, self.longest + 1) for i in range(len(words) - n + 1))
 
     def weigh(self, words):
         total = math.log(len(self.captions))

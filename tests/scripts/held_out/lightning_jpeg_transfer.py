@@ -100,7 +100,13 @@ def main():
     torch.set_num_threads(1)
     photos = JpegBytes(args.data / "photos")
     loader = DataLoader(
-        photos, args.batch, shuffle=True, drop_last=True, num_workers=2, collate_fn=keep_lists, persistent_workers=True
+        photos,
+        args.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=2,
+        collate_fn=keep_lists,
+        persistent_workers=True,
     )
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=args.epochs, logger=False, callbacks=[Laps()], enable_checkpointing=False,

@@ -1,0 +1,179 @@
+"""What the training thread does, read off its stack: one of `recording.TrainerPart`, and where.
+
+What the loop itself calls is told apart by `LoopCode`, which is learnt while it runs: from the stacks under which an
+optimiser steps and a loader is asked.
+"""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+
+from feedline.profiling.watch.calls import called, takes_gradient, variable
+from feedline.profiling.watch.evidence import LOCK, WAIT
+from feedline.profiling.watch.rules import (
+    PLUMBING,
+    TRAINER,
+    WORKER,
+    Place,
+    frames,
+    is_in,
+    is_library,
+    is_ours,
+    line_of,
+    place_name,
+    slashed,
+)
+
+ONLY_ON_DEVICE = ("synchronise", "copy")
+"""Where there is no device, what a model computes is all there is behind these calls."""
+ELSE = ("logging", "checkpoint", "backward", "optimizer")
+"""Parts that are no making of batches, whatever is read for them."""
+GENERATOR = 0x20 | 0x200  # flags of code: a generator's, an asynchronous one's
+NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextlib\.py:|/PIL/\w+\.py:(\w+\.)?_?save"
+"""Frames (file:qualified name) under which nobody makes batches, whatever is read or generated there: a model that
+computes or is compiled, a block that is entered or left, a picture that is written."""
+NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
+"""Calls that belong to reading, and to writing as well."""
+DECODERS = (
+    r"/PIL/ImageFile\.py:|/torchvision/io/image\.py:(decode_|read_image)"
+    r"|/simplejpeg/|/turbojpeg|/imageio/|/skimage/io/"
+)
+DECODING = r"cv2\.im(de|re)\w+|(simplejpeg|_?turbojpeg|imagecodecs|nvidia)\b.*"
+"""Where pictures are decoded (file:qualified name), and calls that do. Whoever does so between a loader and the model
+makes batches; other reading there may be for anything."""
+
+
+@dataclass(frozen=True)
+class LoopCode:
+    """What is known of a training loop's code, while it runs."""
+
+    steps: set[CodeType] = field(default_factory=set[CodeType])
+    """Code on the stack as the optimiser steps: what these functions call is the loop's work."""
+    makers: set[CodeType] = field(default_factory=set[CodeType])
+    """Functions of the script's that the loop calls and that were seen reading or decoding: they make its batches."""
+    models: set[CodeType] = field(default_factory=set[CodeType])
+    """Those that were seen calling a model, which do more than that."""
+    between: set[CodeType] = field(default_factory=set[CodeType])
+    """Generators on the stack as a loader is asked."""
+
+
+def part(
+    frame: FrameType | None,
+    *,
+    on_device: bool,
+    loop: LoopCode | None = None,
+    hands_itself: bool = True,
+    blocked: str | None = None,
+    held: bool | None = None,
+    trains: bool = False,
+) -> Place:
+    """What the training thread does (`recording.TrainerPart`), given its innermost frame, and where: at
+    `file:function:line` of the user's own. What that called in a library decides, where a rule knows it; else what C
+    function it calls, and whose. `blocked` is what the thread is mostly blocked in, `held` whether it held the
+    interpreter lock. What makes batches is told of a loop that `hands_itself` its batches by all that it reads and
+    iterates over, of one that a watched loader hands them by the pictures that are decoded. Where an optimiser
+    steps (`trains`), what the script, or a library for it, asks of torch, in no model and for no gradient, is no part
+    of the model."""
+    inner, found, in_model = True, None, False
+    own: FrameType | None = None
+    innermost: FrameType | None = None
+    outermost: CodeType | None = None
+    """Of the user's own, beneath the loop's."""
+    reads = yields = False
+    for one in frames(frame):
+        code, file = one.f_code, one.f_code.co_filename
+        if is_ours(file):
+            continue
+        in_model = in_model or has_weights(one)
+        library = is_library(file) or generated(one)
+        innermost = innermost or one
+        call = called(one) if inner else None
+        if found is None and inner:
+            found = _of_frame(one, call) or (None if library else _of_own(call, blocked, held))
+        elif found is None and not slashed(file).endswith(PLUMBING):
+            found = _of_frame(one, None) or (None if library else "python")
+        own = own or (None if library else one)
+        reads = not is_in(code, NO_SOURCE) and (reads or _reads(one, call, pictures=not hands_itself))
+        if loop is not None and code in loop.steps:
+            waits = found == "unpickle" or (found == "wait" and blocked in (LOCK, WAIT))  # whoever else makes them
+            if not waits and found not in ELSE and _makes(outermost, reads, yields, in_model, loop):
+                found = "load" if hands_itself else "prepare"
+            break
+        yields = hands_itself and not is_in(code, NO_SOURCE) and (yields or yields_batches(code))
+        outermost = outermost if library else code
+        inner = False
+    found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
+    if trains and found == "forward" and not in_model and own and innermost and _is_no_model(innermost):
+        found = "python"
+    return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "nowhere")
+
+
+def _reads(frame: FrameType, call: str | None, *, pictures: bool) -> bool:
+    """Whether a frame, or the C function that it calls, reads or decodes samples."""
+    if pictures:
+        return is_in(frame.f_code, DECODERS) or (call is not None and re.fullmatch(DECODING, call) is not None)
+    evident = call if call and not re.fullmatch(NO_READING, call) else None
+    stage = WORKER.stage_of(frame.f_code, frame.f_lineno) or (WORKER.stage_of_call(evident) if evident else None)
+    return stage in ("read", "decode")
+
+
+def _of_frame(frame: FrameType, call: str | None) -> str | None:
+    """What a frame and the C function that it calls say by themselves; None where no rule knows them."""
+    found = TRAINER.stage_of(frame.f_code, frame.f_lineno) or (TRAINER.stage_of_call(call) if call else None)
+    return found or ("forward" if generated(frame) else None)
+
+
+def _is_no_model(frame: FrameType) -> bool:
+    """Whether something else than torch itself asks for tensors there of which none takes part in a gradient."""
+    file = slashed(frame.f_code.co_filename)
+    return not (is_library(file) and "/torch/" in file) and not generated(frame) and takes_gradient(frame) is False
+
+
+def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:
+    """The script's own code that calls what no rule knows, or nothing. A lock that it waits for in somebody's C code
+    may be that of threads which compute for it."""
+    if blocked in (LOCK, WAIT):
+        return "other" if call and blocked == LOCK else "wait"
+    unknown = call == "" and not blocked and held is False  # it computes in C, for whom is not known
+    return "other" if unknown else "python"
+
+
+def _makes(called: CodeType | None, reads: bool, yields: bool, in_model: bool, loop: LoopCode) -> bool:
+    """Whether what the loop has called makes batches: an iterator, or a function that reads or decodes pictures, or
+    was seen doing so and calls no model."""
+    if called is not None and in_model:
+        loop.models.add(called)
+    elif called is not None and reads:
+        loop.makers.add(called)
+    return reads or yields or called in loop.makers - loop.models
+
+
+def yields_batches(code: CodeType) -> bool:
+    """Whether a loop may iterate over what it makes."""
+    return code.co_name == "__next__" or bool(code.co_flags & GENERATOR and code.co_name != "<genexpr>")
+
+
+def generated(frame: FrameType) -> bool:
+    """Code that torch has made of the script's, as Inductor's kernels and FX's graphs are."""
+    file = frame.f_code.co_filename
+    return file.startswith("<eval_with_key") or (
+        frame.f_back is not None and "/torch/_inductor/" in slashed(frame.f_back.f_code.co_filename)
+    )
+
+
+def has_weights(frame: FrameType) -> bool:
+    """Whether a module that has some is called there. Nothing of the module's own is asked."""
+    if not slashed(frame.f_code.co_filename).endswith(PLUMBING[0]):
+        return False
+    due, seen = [variable("self", frame, local=True)], set[int]()
+    with suppress(RuntimeError, LookupError, TypeError, AttributeError):  # it changes meanwhile; it is none
+        while due:
+            held = vars(due.pop())
+            if any(one is not None for one in held["_parameters"].values()):
+                return True
+            inner = [one for one in held["_modules"].values() if one is not None and id(one) not in seen]
+            seen.update(map(id, inner))
+            due += inner
+        return False
+    return True

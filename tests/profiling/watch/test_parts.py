@@ -1,0 +1,185 @@
+"""What the training thread does: each case stops inside real library or user code and looks up from there."""
+
+import io
+import json
+import multiprocessing
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from feedline.profiling.watch.evidence import LOCK, WAIT
+from feedline.profiling.watch.parts import LoopCode, part
+from feedline.profiling.watch.rules import TRAINER
+from tests.profiling.stacks import Looking, caught, jpeg, told, users_module
+
+PIL_Image, torch = (pytest.importorskip(name) for name in ("PIL.Image", "torch"))
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> ModuleType:
+    return users_module(tmp_path)
+
+
+def test_what_a_script_asks_of_torch_for_no_gradient_is_its_own(user: ModuleType) -> None:
+    """Where an optimiser steps: what only computes may be the whole of a loop."""
+    assert [caught(user.counts, trains=trains)[1] for trains in (True, False)] == ["python", "forward"]
+    assert caught(user.trains, trains=True)[1] == "forward"
+
+
+def test_what_another_library_asks_of_torch_for_the_script_is_the_scripts_own(user: ModuleType) -> None:
+    pytest.importorskip("torchvision")
+    assert [caught(user.turns_pictures, trains=trains)[1] for trains in (True, False)] == ["python", "forward"]
+
+
+def test_a_scripts_own_generator_makes_its_batches(user: ModuleType) -> None:
+    stepping = LoopCode(steps={user.loop.__code__, user.calling_loop.__code__})
+    assert told(user.loop, loop=stepping) == "load"
+    assert told(user.loop) == "python", "no optimiser has stepped: nothing is known of the loop"
+    assert told(user.calling_loop, loop=stepping) == "python"
+
+
+def test_a_function_that_was_seen_decoding_makes_batches(user: ModuleType) -> None:
+    stepping = LoopCode(steps={user.calling_loop.__code__})
+    image = jpeg()
+
+    def through(look: Callable[[], None]) -> None:
+        user.calling_loop(lambda: PIL_Image.open(Looking(look, image)).convert("RGB"))
+
+    assert told(through, loop=stepping) == "load"
+    assert told(user.calling_loop, loop=stepping) == "load", "whatever it does now"
+
+
+@pytest.mark.parametrize("name", ["model_loop", "summing_loop"])
+def test_what_a_model_generates_is_no_batch(user: ModuleType, name: str) -> None:
+    loop = getattr(user, name)
+    assert told(loop, loop=LoopCode(steps={loop.__code__})) != "load"
+
+
+def test_what_is_read_while_a_model_computes_makes_no_batches(user: ModuleType) -> None:
+    """As a compiler's cache is."""
+    stepping, image = LoopCode(steps={user.model_loop.__code__}), jpeg()
+    picture = PIL_Image.open
+    assert told(lambda look: user.model_loop(lambda: picture(Looking(look, image)).load()), loop=stepping) != "load"
+    assert not stepping.makers
+
+
+def test_writing_makes_no_batches(user: ModuleType) -> None:
+    stepping = LoopCode(steps={user.calling_loop.__code__})
+    picture = PIL_Image.new("RGB", (64, 64))
+    assert told(lambda look: user.calling_loop(lambda: picture.save(Looking(look), "PNG")), loop=stepping) != "load"
+    assert told(user.calling_loop, loop=stepping) != "load"
+    assert not stepping.makers
+
+
+def test_a_lock_that_somebodys_c_code_waits_for_is_no_wait_for_data(user: ModuleType) -> None:
+    """Its own threads may compute."""
+    found: list[str] = []
+
+    def look() -> None:
+        frame = sys._getframe(2)  # beside the lambda that sorts
+        found.extend(part(frame, on_device=False, blocked=blocked).stage for blocked in (LOCK, WAIT))
+
+    user.sorts(look)
+    assert found == ["other", "wait"]
+
+
+def test_waiting_in_an_iterator_is_no_making(user: ModuleType) -> None:
+    assert caught(user.waits_in_an_iterator, loop=LoopCode(steps={user.waits_in_an_iterator.__code__}))[1] == "wait"
+    user.ready.set()
+
+
+def test_only_a_device_is_waited_for() -> None:
+    assert TRAINER.stage_of_call("torch.Tensor.item") == "synchronise"
+    assert TRAINER.stage_of_call("torch.Tensor.to") == "copy"
+    assert TRAINER.stage_of_call("builtins.print") == "logging"
+    assert TRAINER.stage_of_call("torch.conv2d") == "forward"
+    assert TRAINER.stage_of_call("numpy.add") is None
+
+
+def test_a_batch_that_comes_through_a_pipe_is_received_and_not_waited_for() -> None:
+    """Behind its header, whoever holds up the rest of it."""
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    thread = threading.Thread(target=reader.recv_bytes)
+    thread.start()
+
+    def seen(size: int) -> str:
+        until_s = time.monotonic() + 20
+        while (frame := sys._current_frames()[thread.ident or 0]).f_locals.get("remaining") != size:
+            assert time.monotonic() < until_s
+            time.sleep(0.001)
+        return part(frame, on_device=False).stage
+
+    assert seen(4) == "wait"
+    os.write(writer.fileno(), struct.pack("!i", 10) + b"first")
+    assert seen(5) == "unpickle"
+    os.write(writer.fileno(), b"other")
+    thread.join()
+
+
+def decoding(
+    user: ModuleType, monkeypatch: pytest.MonkeyPatch, then: Callable[[Callable[[], None]], object]
+) -> list[str]:
+    """What the loop that a watched loader hands its batches does: while a picture is decoded in a function of it, and
+    in what that function does then."""
+    loop, found = LoopCode(steps={user.calling_loop.__code__}), list[str]()
+
+    def look() -> None:
+        found.append(part(sys._getframe(1), on_device=False, loop=loop, hands_itself=False).stage)
+
+    real = PIL_Image._getdecoder
+
+    def getdecoder(*args: object) -> object:
+        look()
+        return real(*args)
+
+    def transfer() -> None:
+        PIL_Image.open(io.BytesIO(jpeg())).load()
+        then(look)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PIL_Image, "_getdecoder", getdecoder)
+        user.calling_loop(transfer)
+        user.calling_loop(transfer)
+    return found
+
+
+def test_who_decodes_pictures_between_a_loader_and_the_model_makes_batches(
+    user: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lightning's transfer_batch_to_device may: whatever else it does for them, too."""
+    assert decoding(user, monkeypatch, user.plain) == ["prepare"] * 4
+
+
+def test_where_it_calls_the_model_too_only_its_decoding_is_that(
+    user: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = user.Heads()
+    model.weight = torch.nn.Parameter(torch.ones(1))
+    *_, decodes, computes = decoding(user, monkeypatch, model)
+    assert decodes == "prepare" and computes != "prepare"
+
+
+def test_what_else_a_loop_reads_beside_a_watched_loader_is_its_own(
+    user: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings, a picture that it draws."""
+    loop, found = LoopCode(steps={user.calling_loop.__code__}), list[str]()
+
+    def look(*args: object) -> object:
+        found.append(part(sys._getframe(1), on_device=False, loop=loop, hands_itself=False).stage)
+        return real(*args)
+
+    real = PIL_Image._getdecoder
+    monkeypatch.setattr(PIL_Image, "_getdecoder", look)
+    user.calling_loop(lambda: PIL_Image.frombytes("RGB", (2, 2), bytes(12)))
+    reads = lambda: found.append(part(sys._getframe(2), on_device=False, loop=loop, hands_itself=False).stage)  # noqa: E731
+    file = Looking(reads, b"{}")
+    user.calling_loop(lambda: json.load(file))
+    assert len(found) == 2 and "prepare" not in found
