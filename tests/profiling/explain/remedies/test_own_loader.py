@@ -62,6 +62,22 @@ def test_workers_that_idle_are_not_what_the_loop_waits_for() -> None:
     assert some and not any("the workers idle" in one.why for one in some)
 
 
+def test_a_queue_that_runs_empty_now_and_then_is_told_how_long_it_must_be() -> None:
+    """Beside workers with time to spare; where these have none, or each step waits, a longer queue is no help."""
+    costs = {"wait_s": 0.08, "compute_s": 0.01, "cores": 16}
+    idle, busy = (made(**costs, stages={"decode": seconds}) for seconds in (0.0018, 0.0052))
+    waits = [0.4 if number % 5 == 0 else 0.0 for number in range(len(idle.steps))]
+    bursts = [replace(one, wait_s=s, duration_s=0.01 + s) for one, s in zip(idle.steps, waits, strict=True)]
+    (queue,) = of_family(replace(idle, steps=bursts), "prefetch")
+    assert (queue.remedy, queue.helps, queue.needs) == ("prefetch_factor=32", True, "memory for 64 batches")
+    assert 2.5 < queue.gain < 3.3, "the workers' rate, which is then the limit"
+    more = of_family(replace(idle, steps=bursts), "workers")
+    assert all(1.2 < one.gain < queue.gain_high for one in more), "they have batches of their own ahead"
+    (even,), (slow,) = of_family(idle, "prefetch"), of_family(replace(busy, steps=bursts), "prefetch")
+    assert even.vain and "the workers idle" in even.why
+    assert slow.vain and "the workers' average rate" in slow.why
+
+
 def test_threads_that_spin_behind_the_loading_are_no_reason_against_workers() -> None:
     """On a machine of many cores torch's threads take them all while the trainer prepares its batches."""
     usage = Compute(device="cuda:0", user_cpu_s=56 * 0.02, faulty_steps=56)
