@@ -5,7 +5,7 @@ from typing import Any
 
 from feedline.profiling.explain.bound import Bound, judged, too_few, unseen
 from feedline.profiling.explain.cause import Cause, cause_of
-from feedline.profiling.explain.measure.main_thread import busiest_place
+from feedline.profiling.explain.measure.main_thread import busiest_places
 from feedline.profiling.explain.measure.situation import Measured, measure
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.explain.predict import Prediction, all_predictions, cold_epoch
@@ -59,7 +59,7 @@ def diagnose(recording: Recording) -> Diagnosis:
         cause = cause_of(measured)
     elif verdict.bound == "trainer":
         shares, errors = measured.trainer.shares, measured.trainer.errors
-        cause = Cause(where=busiest_place(recording) or "", share=shares.trainer, error=errors.trainer)
+        cause = Cause(where=" and ".join(busiest_places(recording)), share=shares.trainer, error=errors.trainer)
     return Diagnosis(
         bound=verdict.bound,
         close=verdict.close,

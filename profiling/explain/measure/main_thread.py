@@ -141,9 +141,9 @@ def all_ranks(recording: Recording) -> ThreadTime:
     return ThreadTime(**together(recording.trainers))
 
 
-def busiest_place(recording: Recording) -> str | None:
-    """Where the script's own Python takes the main thread longest: the line, else the function, else the class; None
-    where none leads beyond its error (90 %)."""
+def busiest_places(recording: Recording) -> list[str]:
+    """Where the script's own Python takes the main thread longest: the line, else the function, else the class, else
+    two functions that together lead the others; none where no place leads beyond its error (90 %)."""
     lines, functions, classes = dict[str, float](), dict[str, float](), dict[str, float]()
     whole = all_ranks(recording)
     for name, seconds in whole.functions.items():
@@ -152,7 +152,9 @@ def busiest_place(recording: Recording) -> str | None:
             function = function_of(place)
             for places, key in ((lines, place), (functions, function), (classes, class_of(function))):
                 places[key] = places.get(key, 0.0) + seconds
-    return next((place for places in (lines, functions, classes) if (place := _leader(places, whole))), None)
+    return next((found for places in (lines, functions, classes) if (found := _leaders(places, 1, whole))), None) or (
+        _leaders(functions, 2, whole)
+    )
 
 
 def class_of(function: str) -> str:
@@ -161,13 +163,14 @@ def class_of(function: str) -> str:
     return f"{file}:{name.rpartition('.')[0] or name}"
 
 
-def _leader(places: Mapping[str, float], whole: ThreadTime) -> str | None:
-    if not places or not whole.seconds:
-        return None
-    first, *_ = ranked = sorted(places, key=lambda place: -places[place])
-    one, next_one = (*(min(1.0, places[place] / whole.seconds) for place in ranked[:2]), 0.0)[:2]
-    unsure = ERRORS_90 * (look_error(one, whole.ticks) + look_error(next_one, whole.ticks))
-    return first if one - next_one > unsure else None
+def _leaders(places: Mapping[str, float], count: int, whole: ThreadTime) -> list[str]:
+    """So many places, the last of which surely takes longer than the next."""
+    if len(places) < count or not whole.seconds:
+        return []
+    ranked = sorted(places, key=lambda place: -places[place])
+    last, next_one = (*(min(1.0, places[place] / whole.seconds) for place in ranked[count - 1 : count + 1]), 0.0)[:2]
+    unsure = ERRORS_90 * (look_error(last, whole.ticks) + look_error(next_one, whole.ticks))
+    return ranked[:count] if last - next_one > unsure else []
 
 
 def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, sampled: bool) -> tuple[Shares, Shares]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from feedline.pipeline.base.text import count_of
-from feedline.profiling.explain.measure.main_thread import busiest_place
+from feedline.profiling.explain.measure.main_thread import busiest_places
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
 from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Situation
 from feedline.profiling.explain.measure.workers import function_of
@@ -65,20 +65,20 @@ def pinned(at: Situation) -> Iterable[Change]:
 
 
 def main_thread(at: Situation) -> Iterable[Change]:
-    share, place = at.measured.trainer.shares.trainer, busiest_place(at.recording)
+    share, places = at.measured.trainer.shares.trainer, busiest_places(at.recording)
     error = at.measured.trainer.errors.trainer
     if share - ERRORS_90 * error < SOME:
         return
-    where = f"; most of it in {place}" if place else ""
+    where = f"; most of it in {' and '.join(places)}" if places else ""
     own_s = share * at.now.ranks / at.rate.value
     cpu_s = max(0.0, at.now.trainer_cpu_s - own_s)
     left = 1.0 if at.measured.rates.ceiling else 1.0 - at.measured.crowded  # as of the step
     then = replace(at.now, step_s=max(0.0, at.now.step_s - left * own_s), trainer_cpu_s=cpu_s)
     why = f"the main thread spends {units.percent(share)} of the time in Python of its own{where}: {AT_MOST}"
-    function = function_of(place or "")
-    name = function.rpartition(":")[2]
+    functions = [function_of(place) for place in places]
+    name = functions[0].rpartition(":")[2] if functions else ""
     yield Change(family="python", remedy="less Python in the training loop", then=then, effort=Effort.CODE, why=why,
-                 command=lines_of(at.recording, name), target=function,
+                 command=lines_of(at.recording, name), target=" and ".join(functions),
                  needs="the loop in a function: lines are timed there" if name == "<module>" else "",
                  extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), cause=share >= TRAINER_BOUND,
                  at_most=True,

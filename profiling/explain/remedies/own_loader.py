@@ -87,12 +87,15 @@ def waits_now_and_then(at: Situation) -> bool:
 
 def missing_batches(at: Situation) -> int:
     """How many more would have to be ready so that most of the long waits of a loop are bridged which waits now and
-    then, although each of its workers has time to spare; 0 where it is not that."""
+    then, although each of its workers has time to spare; 0 where it is not that, or where other programs took cores:
+    then they may have made the waits."""
     workers, steps = at.measured.workers, at.recording.measured()
     spare = min((each.get("idle", 0.0) for _, each in workers.each if each), default=0.0)
     if waiting_beside(at) < DATA_BOUND or spare < SPARE or workers.slow or not waits_now_and_then(at):
         return 0
-    if at.measured.unpickling_limits or at.measured.own_part_limits or at.factor * SOME > 1.0:
+    if at.measured.unpickling_limits or at.measured.own_part_limits or at.measured.machine.others_cores:
+        return 0
+    if at.factor * SOME > 1.0:
         return 0
     waits = sorted(map(waited_s, steps))
     longest = [wait for wait in waits if wait > statistics.fmean(waits)]
@@ -190,7 +193,7 @@ def prefetch(at: Situation) -> Iterable[Change]:
     queue = (loader.prefetch_factor if loader else None) or TORCH_PREFETCH
     deeper = max(4, 2 * queue)
     room = alone.value / at.rate.value if alone else 1.0
-    then, error, missing = at.now, 0.0, 0
+    then, error, needs = at.now, 0.0, ""
     why: str = Vain("the queue is hardly ever empty")
     if at.measured.trainer.shares.data >= HARDLY:
         why = Vain("a longer queue only evens out, and nothing shows that batches come unevenly")
@@ -201,6 +204,7 @@ def prefetch(at: Situation) -> Iterable[Change]:
         if missing and (needed := queue + missing / at.now.workers) <= MOST_AHEAD:
             deeper = 2 ** math.ceil(math.log2(needed))
             then, error = even(at.now, at.factor), 0.1
+            needs = f"memory for {count_of(deeper * at.now.workers, 'batch')}"
             why = "the loop waits long now and then, and the workers have time to spare: they can work that far ahead"
         elif alone is not None and room > 1.1:
             # Half of what the loader could do alone: with the model running it will not get all of it back.
@@ -208,8 +212,8 @@ def prefetch(at: Situation) -> Iterable[Change]:
             why, error = f"the loader alone reaches {units.rate(alone.value)}: its batches come unevenly", 0.15
     yield Change(
         family="prefetch", remedy=f"prefetch_factor={deeper}", then=then, effort=Effort.SETTING, why=why,
-        needs=f"memory for {count_of(deeper * at.now.workers, 'batch')}" if error and missing else "",
         command=loader_line(at, f"prefetch_factor={deeper}"), settings={"prefetch_factor": deeper}, extra_error=error,
+        needs=needs,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from feedline.profiling.explain.measure.main_thread import busiest_place
+from feedline.profiling.explain.measure.main_thread import busiest_places
 from feedline.profiling.explain.measure.situation import measure
 from tests.profiling.recordings import made
 
@@ -15,4 +15,16 @@ def test_waiting_for_a_device_is_no_python_of_the_scripts_own() -> None:
     )
     seen = replace(seen, trainers=[trainer])
     assert measure(seen).trainer.shares.trainer == 0
-    assert busiest_place(seen) is None
+    assert not busiest_places(seen)
+
+
+def test_two_functions_that_lead_together_are_named_where_neither_leads() -> None:
+    """As one that packs and one that it calls; of many alike none is."""
+    pack, compress, rest = (f"python train.py:{name}:1" for name in ("pack", "compress", "rest"))
+    seen = made(wait_s=0.001, compute_s=0.05, python_s=0.05)
+    for times, named in (((1.5, 1.4, 0.1), ["train.py:pack", "train.py:compress"]), ((1.0, 1.0, 1.0), [])):
+        functions = dict(zip((pack, compress, rest), times, strict=True))
+        trainer = replace(seen.trainers[0], functions=functions, ticks=150)
+        assert busiest_places(replace(seen, trainers=[trainer])) == named
+    leads = replace(seen.trainers[0], functions={pack: 2.9, compress: 0.1}, ticks=150)
+    assert busiest_places(replace(seen, trainers=[leads])) == ["train.py:pack:1"]

@@ -72,7 +72,7 @@ def test_a_queue_that_runs_empty_now_and_then_is_told_how_long_it_must_be() -> N
     assert (queue.remedy, queue.helps, queue.needs) == ("prefetch_factor=32", True, "memory for 64 batches")
     assert 2.5 < queue.gain < 3.3, "the workers' rate, which is then the limit"
     more = of_family(replace(idle, steps=bursts), "workers")
-    assert all(1.2 < one.gain < queue.gain_high for one in more), "they have batches of their own ahead"
+    assert all(one.gain > 1.2 for one in more), "they have batches of their own ahead"
     (even,), (slow,) = of_family(idle, "prefetch"), of_family(replace(busy, steps=bursts), "prefetch")
     assert even.vain and "the workers idle" in even.why
     assert slow.vain and "the workers' average rate" in slow.why
