@@ -2,13 +2,12 @@
 
 enum level kernel_level = LEVEL_PLAIN;
 
-int kernel_use(enum level level)
+KERNEL_EXPORT int kernel_use(enum level level)
 {
     int is_there = level == LEVEL_PLAIN;
-#ifdef KERNEL_X86
+#if defined(KERNEL_X86)
     is_there |= level == LEVEL_AVX2 && __builtin_cpu_supports("avx2");
-#endif
-#ifdef KERNEL_NEON
+#elif defined(KERNEL_NEON)
     is_there |= level == LEVEL_NEON;
 #endif
     if (is_there)
