@@ -53,6 +53,8 @@ def _members(one: Any) -> list[Any]:
         return [value for _, value in zip(range(NODES), one.values(), strict=False)]
     if isinstance(one, list | tuple):
         return list(one[:NODES])
+    if hasattr(type(one), "__dataclass_fields__"):
+        return [getattr(one, name, None) for name in type(one).__dataclass_fields__]
     if hasattr(one, "__dict__") and hasattr(one, "__getitem__"):
         return list(vars(one).values())
     return []

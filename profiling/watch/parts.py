@@ -29,7 +29,7 @@ ONLY_ON_DEVICE = ("synchronise", "copy")
 """Where there is no device, what a model computes is all there is behind these calls."""
 ELSE = ("logging", "checkpoint", "backward", "optimizer")
 """Parts that are no making of batches, whatever is read for them."""
-GENERATOR = 0x20 | 0x200  # flags of code: a generator's, an asynchronous one's
+GENERATOR, COROUTINE = 0x20 | 0x200, 0x80  # flags of code: a generator's, an asynchronous one's too
 NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextlib\.py:|/PIL/\w+\.py:(\w+\.)?_?save"
 """Frames (file:qualified name) under which nobody makes batches, whatever is read or generated there: a model that
 computes or is compiled, a block that is entered or left, a picture that is written."""
@@ -100,7 +100,7 @@ def part(
             if not waits and found not in ELSE and _makes(outermost, reads, yields, in_model, loop):
                 found = "load" if hands_itself else "prepare"
             break
-        yields = hands_itself and not is_in(code, NO_SOURCE) and (yields or yields_batches(code))
+        yields = hands_itself and not is_in(code, NO_SOURCE) and (yields or yields_batches(code) or is_task(one))
         outermost = outermost if library else code
         inner = False
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
@@ -152,6 +152,13 @@ def _makes(called: CodeType | None, reads: bool, yields: bool, in_model: bool, l
 def yields_batches(code: CodeType) -> bool:
     """Whether a loop may iterate over what it makes."""
     return code.co_name == "__next__" or bool(code.co_flags & GENERATOR and code.co_name != "<genexpr>")
+
+
+def is_task(frame: FrameType) -> bool:
+    """Whether it is a coroutine that an event loop runs: where another one trains, by turns with that."""
+    behind = frame.f_back
+    coroutine = frame.f_code.co_flags & COROUTINE
+    return bool(coroutine and behind is not None and "/asyncio/" in slashed(behind.f_code.co_filename))
 
 
 def generated(frame: FrameType) -> bool:

@@ -1,6 +1,7 @@
 """Any structure of a batch, any size of it."""
 
 from collections import namedtuple
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,12 @@ class Bag:
         return getattr(self, key)
 
 
+@dataclass
+class Whole:
+    pictures: Any
+    labels: Any
+
+
 @pytest.mark.parametrize(
     ("batch", "samples", "size"),
     [
@@ -34,6 +41,7 @@ class Bag:
         (Pair(IMAGES, LABELS), 4, 80),
         ([{"a": [IMAGES]}, LABELS], 4, 80),
         (Bag(), 4, 48),
+        (Whole(IMAGES, LABELS), 4, 80),
         ([np.float32(3), IMAGES], 4, 52),
         ([["a", "b", "c"], [1, 2, 3]], 3, 0),
         (["a", "b"], 2, 0),

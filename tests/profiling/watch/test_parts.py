@@ -1,5 +1,6 @@
 """What the training thread does: each case stops inside real library or user code and looks up from there."""
 
+import asyncio
 import io
 import json
 import multiprocessing
@@ -16,7 +17,7 @@ import pytest
 
 from feedline.profiling.watch.evidence import LOCK, WAIT
 from feedline.profiling.watch.parts import LoopCode, part
-from feedline.profiling.watch.rules import TRAINER
+from feedline.profiling.watch.rules import TRAINER, frames
 from tests.profiling.stacks import Looking, caught, jpeg, told, users_module
 
 PIL_Image, torch = (pytest.importorskip(name) for name in ("PIL.Image", "torch"))
@@ -164,6 +165,32 @@ def test_where_it_calls_the_model_too_only_its_decoding_is_that(
     model.weight = torch.nn.Parameter(torch.ones(1))
     *_, decodes, computes = decoding(user, monkeypatch, model)
     assert decodes == "prepare" and computes != "prepare"
+
+
+def test_a_task_that_takes_turns_with_the_training_one_makes_its_batches() -> None:
+    """What the training one awaits itself is its own."""
+    loop, found = LoopCode(), list[str]()
+
+    def look() -> None:
+        found.append(part(sys._getframe(1), on_device=False, loop=loop).stage)
+
+    async def listener(queue: asyncio.Queue[int]) -> None:
+        look()
+        await queue.put(1)
+
+    async def helper() -> None:
+        look()
+
+    async def pupil() -> None:
+        queue, loop_now = asyncio.Queue[int](1), frames(sys._getframe())
+        loop.steps.update(one.f_code for one in loop_now)
+        task = asyncio.create_task(listener(queue))
+        await queue.get()
+        await helper()
+        await task
+
+    asyncio.run(pupil())
+    assert found == ["load", "python"]
 
 
 def test_what_else_a_loop_reads_beside_a_watched_loader_is_its_own(

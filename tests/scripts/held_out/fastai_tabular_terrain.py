@@ -101,7 +101,9 @@ def main():
         splits=(order[3000:].tolist(), order[:3000].tolist()),
     )
     loaders = rows.dataloaders(bs=1024, val_bs=1500, device=torch.device("cpu"))
-    learner = tabular_learner(loaders, layers=[2048, 1536], metrics=accuracy, cbs=[Laps(), EpochLine()], path=args.out)
+    learner = tabular_learner(
+        loaders, layers=[2048, 1536], metrics=accuracy, cbs=[Laps(), EpochLine()], path=args.out
+    )
     with learner.no_logging():
         learner.fit(args.epochs, lr=1e-3, wd=0.05)
     learner.save("terrain")

@@ -138,7 +138,9 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     loader = DataLoader(TensorDataset(series(args.data / "photos")), batch_size=32, shuffle=True, drop_last=True)
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=args.epochs, callbacks=[laps], default_root_dir=args.out, **quiet)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=args.epochs, callbacks=[laps], default_root_dir=args.out, **quiet
+    )
     trainer.fit(Forecaster(), loader)
     trainer.save_checkpoint(args.out / "forecaster.ckpt")
 

@@ -40,8 +40,12 @@ def visits(photos: Path, each=120, seed=9):
 class Towers(nn.Module):
     def __init__(self, items, width=64):
         super().__init__()
-        self.users = nn.Sequential(nn.Embedding(USERS, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 32))
-        self.items = nn.Sequential(nn.Embedding(items, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 32))
+        self.users = nn.Sequential(
+            nn.Embedding(USERS, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 32)
+        )
+        self.items = nn.Sequential(
+            nn.Embedding(items, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 32)
+        )
 
     def forward(self, users, items):
         return (self.users(users) * self.items(items)).sum(-1)
