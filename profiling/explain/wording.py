@@ -12,6 +12,8 @@ from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.explain.predict import Cold, cold_epoch
 from feedline.profiling.record import units
 
+PAUSED = 0.1  # share of the whole time from which it is said that pauses are kept apart
+
 
 def headline(measured: Measured, verdict: Judged) -> str:
     shares, bound = measured.trainer.shares, verdict.bound
@@ -48,7 +50,8 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
         )
     if machine.throttled >= HARDLY:
         sentences.append(f"A quota kept the script from running {units.percent(machine.throttled)} of the time.")
-    sentences += [*_of_the_ceiling(measured), *_of_epochs(measured), *_of_the_workers(measured, verdict)]
+    sentences += [*_of_pauses(measured), *_of_the_ceiling(measured), *_of_epochs(measured)]
+    sentences += _of_the_workers(measured, verdict)
     sentences += _of_storage(measured, verdict)
     if cause.words:
         sentences.append(f"{cause.words[0].upper()}{cause.words[1:]}.")
@@ -71,6 +74,18 @@ def _without_steps(measured: Measured) -> list[str]:
         rate = units.rate(recording.optimizer_steps / seconds, "optimiser steps/s")
         sentences.append(f"At {rate}, the main thread's time was {', '.join(words)}.")
     return sentences
+
+
+def _of_pauses(measured: Measured) -> list[str]:
+    """Evaluations and checkpoints amid the steps, where they take a notable share."""
+    steps = measured.recording.measured()
+    paused_s, whole_s = sum(step.pause_s for step in steps), sum(step.duration_s for step in steps)
+    if paused_s < PAUSED * whole_s:
+        return []
+    share = units.percent(paused_s / whole_s)
+    return [
+        f"Evaluations and checkpoints amid the steps take {share} of the whole time: no rate and no share has them."
+    ]
 
 
 def _of_the_ceiling(measured: Measured) -> list[str]:

@@ -36,12 +36,12 @@ computes or is compiled, a block that is entered or left, a picture that is writ
 NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
 """Calls that belong to reading, and to writing as well."""
 DECODERS = (
-    r"/PIL/ImageFile\.py:|/torchvision/io/image\.py:(decode_|read_image)"
-    r"|/simplejpeg/|/turbojpeg|/imageio/|/skimage/io/"
+    r"/PIL/ImageFile\.py:\w+\.load$|/torchvision/io/image\.py:(decode_|read_image)"
+    r"|/(simplejpeg|turbojpeg|imageio|skimage/io)\b[^:]*:[^<]"
 )
 DECODING = r"cv2\.im(de|re)\w+|(simplejpeg|_?turbojpeg|imagecodecs|nvidia)\b.*"
-"""Where pictures are decoded (file:qualified name), and calls that do. Whoever does so between a loader and the model
-makes batches; other reading there may be for anything."""
+"""Where pictures are decoded (file:qualified name; importing a library is none of it), and calls that do. Whoever
+does so between a loader and the model makes batches; other reading there may be for anything."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class LoopCode:
     """Code on the stack as the optimiser steps: what these functions call is the loop's work."""
     makers: set[CodeType] = field(default_factory=set[CodeType])
     """Functions of the script's that the loop calls and that were seen reading or decoding: they make its batches."""
+    decoders: set[CodeType] = field(default_factory=set[CodeType])
+    """Those that were seen decoding what a watched loader handed over."""
     models: set[CodeType] = field(default_factory=set[CodeType])
     """Those that were seen calling a model, which do more than that."""
     between: set[CodeType] = field(default_factory=set[CodeType])
@@ -97,7 +99,8 @@ def part(
         reads = not is_in(code, NO_SOURCE) and (reads or _reads(one, call, pictures=not hands_itself))
         if loop is not None and code in loop.steps:
             waits = found == "unpickle" or (found == "wait" and blocked in (LOCK, WAIT))  # whoever else makes them
-            if not waits and found not in ELSE and _makes(outermost, reads, yields, in_model, loop):
+            makers = loop.makers if hands_itself else loop.decoders
+            if not waits and found not in ELSE and _makes(outermost, reads, yields, in_model, makers, loop.models):
                 found = "load" if hands_itself else "prepare"
             break
         yields = hands_itself and not is_in(code, NO_SOURCE) and (yields or yields_batches(code) or is_task(one))
@@ -139,14 +142,21 @@ def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:
     return "other" if unknown else "python"
 
 
-def _makes(called: CodeType | None, reads: bool, yields: bool, in_model: bool, loop: LoopCode) -> bool:
+def _makes(
+    called: CodeType | None,
+    reads: bool,
+    yields: bool,
+    in_model: bool,
+    makers: set[CodeType],
+    models: set[CodeType],
+) -> bool:
     """Whether what the loop has called makes batches: an iterator, or a function that reads or decodes pictures, or
     was seen doing so and calls no model."""
     if called is not None and in_model:
-        loop.models.add(called)
+        models.add(called)
     elif called is not None and reads:
-        loop.makers.add(called)
-    return reads or yields or called in loop.makers - loop.models
+        makers.add(called)
+    return reads or yields or called in makers - models
 
 
 def yields_batches(code: CodeType) -> bool:

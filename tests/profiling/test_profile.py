@@ -91,6 +91,7 @@ def test_an_evaluation_inside_training_is_a_pause(broken_off: bool) -> None:
                 with torch.no_grad():
                     for i, (x, _) in enumerate(held_out):
                         training.model(x)
+                        time.sleep(0.005)  # beside which a busy machine's delays are small
                         if broken_off and i == 4:
                             break
     train, evaluation = steps(seen.recording, "train"), steps(seen.recording, "eval")

@@ -143,6 +143,14 @@ def test_main_thread_bound_names_the_place() -> None:
     assert found.predictions[0].samples_per_s == pytest.approx(32 / 0.021, rel=0.12)
 
 
+def test_evaluations_that_no_rate_has_are_said() -> None:
+    seen = made()
+    assert not any("Evaluations" in sentence for sentence in diagnose(seen).evidence)
+    steps = [replace(one, pause_s=0.09, duration_s=one.duration_s + 0.09) for one in seen.steps]
+    said = diagnose(replace(seen, steps=steps)).evidence
+    assert any("Evaluations and checkpoints amid the steps take 50 % of the whole time" in one for one in said)
+
+
 def test_a_place_may_have_spaces_in_its_files_name() -> None:
     seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL)
     named = {"forward my train.py:main:8": 9.0, "python my train.py:log:12": 4.0}

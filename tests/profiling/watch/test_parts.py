@@ -196,7 +196,7 @@ def test_a_task_that_takes_turns_with_the_training_one_makes_its_batches() -> No
 def test_what_else_a_loop_reads_beside_a_watched_loader_is_its_own(
     user: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its settings, a picture that it draws."""
+    """Its settings, a picture that it draws; whatever it was taken for before a loader was seen."""
     loop, found = LoopCode(steps={user.calling_loop.__code__}), list[str]()
 
     def look(*args: object) -> object:
@@ -206,7 +206,12 @@ def test_what_else_a_loop_reads_beside_a_watched_loader_is_its_own(
     real = PIL_Image._getdecoder
     monkeypatch.setattr(PIL_Image, "_getdecoder", look)
     user.calling_loop(lambda: PIL_Image.frombytes("RGB", (2, 2), bytes(12)))
+    for library in ("PIL/ImageFile", "simplejpeg/__init__"):  # which is imported there
+        code = compile("look()", f"/usr/lib/python3/dist-packages/{library}.py", "exec")
+        user.calling_loop(lambda code=code: exec(code, {"look": lambda: found.append(
+            part(sys._getframe(1), on_device=False, loop=loop, hands_itself=False).stage)}))  # fmt: skip
     reads = lambda: found.append(part(sys._getframe(2), on_device=False, loop=loop, hands_itself=False).stage)  # noqa: E731
+    loop.makers.add(user.makes_a_batch.__code__)
     file = Looking(reads, b"{}")
     user.calling_loop(lambda: json.load(file))
-    assert len(found) == 2 and "prepare" not in found
+    assert len(found) == 4 and "prepare" not in found
