@@ -162,10 +162,9 @@ def compile_kernel() -> int:
         old.unlink()
     build = [str(PYTHON), "setup.py", "-q", "build_ext", "--inplace"]
     subprocess.run(build, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    code = "from feedline.pipeline.kernel.compiled import KERNEL; raise SystemExit(KERNEL is None)"
-    loads = [str(PYTHON), "-c", code]
+    loads = [str(PYTHON), "-c", "import feedline.pipeline.kernel.native"]
     if subprocess.run(loads, cwd=ROOT, stderr=subprocess.DEVNULL, check=False).returncode:
-        say("the kernel could not be compiled (a C compiler is needed): everything works, slower")
+        say("the kernel could not be compiled (a C compiler and Python.h are needed): everything works, slower")
     (VENV / ".ready-kernel").touch()
     return 0
 

@@ -113,7 +113,7 @@ def kernel() -> Fact:
     except FeedlineError as error:
         return Fact("kernel", "kernel", {"compiled": False, "why": str(error)}, str(error))
     if compiled.KERNEL is None:
-        remedy = "slower: install a C compiler, then make -B setup"
+        remedy = "slower: install a C compiler and Python's headers, then make -B setup"
         text, value = f"OpenCV and Pillow ({compiled.TROUBLE})", {"compiled": False, "why": compiled.TROUBLE}
         return Fact("kernel", "kernel", value, text, "" if compiled.asked_for_python() else remedy)
     level = compiled.KERNEL.level()

@@ -68,7 +68,7 @@ def test_pillow_simd_is_built_with_what_is_installed_now(bootstrap: Any, monkeyp
 def test_a_kernel_that_was_not_compiled_is_told_in_a_line_and_ends_nothing(
     bootstrap: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, status: int
 ) -> None:
-    stale = tmp_path / "pipeline" / "kernel" / "native.so"
+    stale = tmp_path / "pipeline" / "kernel" / "native.abi3.so"
     stale.parent.mkdir(parents=True)
     stale.touch()
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)

@@ -1,5 +1,6 @@
 /* Memory of one call: taken piece by piece, given back at once. */
-#pragma once
+#ifndef FEEDLINE_ARENA_H
+#define FEEDLINE_ARENA_H
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -41,3 +42,5 @@ static inline void arena_free(struct arena *arena)
     for (char *block; (block = arena->last); free(block))
         arena->last = *(char **)block;
 }
+
+#endif

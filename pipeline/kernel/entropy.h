@@ -1,5 +1,6 @@
 /* From the bits of a restart interval to quantised coefficients. */
-#pragma once
+#ifndef FEEDLINE_ENTROPY_H
+#define FEEDLINE_ENTROPY_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -53,3 +54,5 @@ struct entropy_decoder {
 
 /* The fastest for the level; all give the same. */
 struct entropy_decoder entropy_decoder_for(enum level level);
+
+#endif

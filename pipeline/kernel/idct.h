@@ -1,5 +1,6 @@
 /* From quantised coefficients to samples. */
-#pragma once
+#ifndef FEEDLINE_IDCT_H
+#define FEEDLINE_IDCT_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -32,3 +33,5 @@ typedef int idct_block(const int16_t *coefficients, const struct quantisation *t
 
 /* The fastest for the level; all give the same. */
 idct_block *idct_for(enum level level);
+
+#endif

@@ -2,12 +2,13 @@
 
 enum level kernel_level = LEVEL_PLAIN;
 
-KERNEL_EXPORT int kernel_use(enum level level)
+int kernel_use(enum level level)
 {
     int is_there = level == LEVEL_PLAIN;
-#if defined(KERNEL_X86)
+#ifdef KERNEL_X86
     is_there |= level == LEVEL_AVX2 && __builtin_cpu_supports("avx2");
-#elif defined(KERNEL_NEON)
+#endif
+#ifdef KERNEL_NEON
     is_there |= level == LEVEL_NEON;
 #endif
     if (is_there)

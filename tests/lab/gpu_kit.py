@@ -51,7 +51,7 @@ def main() -> int:
         print(f"the wheels need {', '.join(sorted(missing))} too: name them in WHEELS", file=sys.stderr)
         return 1
     metadata(args.out)
-    for kernel in (ROOT / "pipeline" / "kernel").glob("native.so"):  # for every Python
+    for kernel in (ROOT / "pipeline" / "kernel").glob("native.abi3.so"):  # for every Python from 3.11 on
         shutil.copyfile(kernel, args.out / kernel.name)
     with tempfile.TemporaryDirectory(prefix="feedline-kit-") as scratch:
         made = make_shards(Path(scratch), images=args.images, epoch=0)

@@ -46,7 +46,7 @@ EXPERIMENT = "feedline.benchmarks.experiments."
 
 
 def compiled() -> bool:
-    return (KERNEL / "native.so").exists()
+    return any(KERNEL.glob("native*.so"))
 
 
 @dataclass
@@ -217,7 +217,7 @@ def install(kit: Path, site: Path) -> list[str]:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(site)
             unpacked.append(name)
-    for kernel in kit.glob("native.so"):  # a checkout that was cloned has none
+    for kernel in kit.glob("native*.so"):  # a checkout that was cloned has none
         if not compiled():
             shutil.copyfile(kernel, KERNEL / kernel.name)
             unpacked.append(kernel.name)

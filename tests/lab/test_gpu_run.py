@@ -76,10 +76,10 @@ def test_no_command_is_started_when_the_time_is_over(kit: Path, tmp_path: Path) 
 
 def test_a_clone_gets_the_kit_s_kernel(kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_run, "KERNEL", tmp_path)
-    (kit / "native.so").write_bytes(b"compiled")
+    (kit / "native.abi3.so").write_bytes(b"compiled")
     assert not gpu_run.compiled()
-    assert "native.so" in install(kit, tmp_path / "site")
-    assert gpu_run.compiled() and "native.so" not in install(kit, tmp_path / "site")
+    assert "native.abi3.so" in install(kit, tmp_path / "site")
+    assert gpu_run.compiled() and "native.abi3.so" not in install(kit, tmp_path / "site")
 
 
 def test_a_verb_gets_its_result_s_option_before_a_script(tmp_path: Path) -> None:
