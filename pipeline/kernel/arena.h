@@ -1,6 +1,5 @@
 /* Memory of one call: taken piece by piece, given back at once. */
-#ifndef FEEDLINE_ARENA_H
-#define FEEDLINE_ARENA_H
+#pragma once
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -42,5 +41,3 @@ static inline void arena_free(struct arena *arena)
     for (char *block; (block = arena->last); free(block))
         arena->last = *(char **)block;
 }
-
-#endif

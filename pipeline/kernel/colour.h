@@ -1,6 +1,5 @@
 /* From samples to pixels. */
-#ifndef FEEDLINE_COLOUR_H
-#define FEEDLINE_COLOUR_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ typedef void colour_row(const struct sample_rows *rows, enum chroma chroma, size
 
 /* The fastest for the level; all give the same pixels, but not the same behind the last one. */
 colour_row *colour_for(enum level level);
-
-#endif

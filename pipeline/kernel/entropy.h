@@ -1,6 +1,5 @@
 /* From the bits of a restart interval to quantised coefficients. */
-#ifndef FEEDLINE_ENTROPY_H
-#define FEEDLINE_ENTROPY_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -54,5 +53,3 @@ struct entropy_decoder {
 
 /* The fastest for the level; all give the same. */
 struct entropy_decoder entropy_decoder_for(enum level level);
-
-#endif

@@ -1,6 +1,5 @@
 /* Huffman tables in the shape that decodes fastest. */
-#ifndef FEEDLINE_HUFFMAN_H
-#define FEEDLINE_HUFFMAN_H
+#pragma once
 
 #include <stdint.h>
 
@@ -60,5 +59,3 @@ static inline int huffman_value(uint64_t window, unsigned size)
     const unsigned negative = (unsigned)(window >> 63) - 1; /* all ones where the first bit is 0 */
     return (int)(bits - (((1u << size) - 1) & negative));
 }
-
-#endif

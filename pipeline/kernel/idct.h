@@ -1,6 +1,5 @@
 /* From quantised coefficients to samples. */
-#ifndef FEEDLINE_IDCT_H
-#define FEEDLINE_IDCT_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -33,5 +32,3 @@ typedef int idct_block(const int16_t *coefficients, const struct quantisation *t
 
 /* The fastest for the level; all give the same. */
 idct_block *idct_for(enum level level);
-
-#endif

@@ -1,6 +1,5 @@
 /* A region of a baseline JPEG to pixels: the very pixels of libjpeg-turbo's full decode, or a refusal. */
-#ifndef FEEDLINE_JPEG_H
-#define FEEDLINE_JPEG_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -18,5 +17,3 @@
  * seen: whoever must know has a checksum. Reads nothing outside `data`, writes nothing outside the region. Threads may call it at once. */
 int kernel_decode(const uint8_t *data, size_t length, int left_px, int top_px, int width_px, int height_px, int smooth,
                   uint8_t *out_RGBX, size_t out_stride_bytes);
-
-#endif

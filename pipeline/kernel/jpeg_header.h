@@ -1,6 +1,5 @@
 /* What stands in a JPEG before its scan. */
-#ifndef FEEDLINE_JPEG_HEADER_H
-#define FEEDLINE_JPEG_HEADER_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -33,5 +32,3 @@ static inline size_t jpeg_mcus(int size_px, const struct jpeg_header *header)
     const size_t side_px = 8 * (size_t)header->subsampling;
     return ((size_t)size_px + side_px - 1) / side_px;
 }
-
-#endif

@@ -44,19 +44,21 @@ static int get_view(PyObject *object, Py_buffer *view, int is_output)
 {
     if (PyObject_GetBuffer(object, view, is_output ? PyBUF_STRIDES | PyBUF_WRITABLE : PyBUF_STRIDES) < 0)
         return 0;
-    const int last = view->ndim - 1, planes = !is_output && view->ndim == 2;
+    const int last = view->ndim - 1, whole = is_output || view->ndim == 2, planes = !is_output && whole;
     int fine = view->itemsize == 1 && (planes || view->ndim == (is_output ? 4 : 3));
     for (int n = 0; fine && n <= last; n++)
         fine = view->shape[n] > 0 && view->shape[n] <= MOST_PX;
+    if (fine && whole)
+        fine = PyBuffer_IsContiguous(view, 'C');
     if (fine && planes)
-        fine = view->shape[0] % 3 == 0 && view->shape[1] % 2 == 0 && PyBuffer_IsContiguous(view, 'C');
+        fine = view->shape[0] % 3 == 0 && view->shape[1] % 2 == 0;
     else if (fine)
         fine = view->shape[last] >= 3 && view->shape[last] <= (is_output ? 3 : 4) && view->strides[last] == 1 &&
                (view->shape[last - 1] == 1 || view->strides[last - 1] == view->shape[last]);
     if (fine)
         return 1;
     PyBuffer_Release(view);
-    return refused(is_output ? "the places are uint8 of number, height, width and 3, a row in one piece"
+    return refused(is_output ? "the places are uint8 of number, height, width and 3, in one piece"
                              : "pixels are uint8 of height, width and 3 or 4, a row in one piece, or I420 in one piece");
 }
 
@@ -83,7 +85,6 @@ static int find_region(struct job *job)
     region->pixels = (const uint8_t *)view->buf + (job->top - region->odd_top) * view->strides[0] +
                      (Py_ssize_t)(job->left - region->odd_left) * region->channels;
     if (planes) {
-        region->chroma_stride_bytes = width / 2;
         region->u = (const uint8_t *)view->buf + width * height + job->top / 2 * (width / 2) + job->left / 2;
         region->v = region->u + width * height / 4;
     }
@@ -117,8 +118,7 @@ static int get_job(PyObject *tuple, const Py_buffer *to, Py_ssize_t place, struc
         }
         return 0;
     }
-    job->place = (struct place){(uint8_t *)to->buf + place * to->strides[0], to->strides[1], (int)to->shape[2],
-                                (int)to->shape[1]};
+    job->place = (struct place){(uint8_t *)to->buf + place * to->strides[0], (int)to->shape[2], (int)to->shape[1]};
     job->is_jpeg = PyBytes_Check(from);
     if (job->is_jpeg ? PyObject_GetBuffer(from, &job->from, PyBUF_SIMPLE) < 0 : !get_view(from, &job->from, 0))
         return 0;
@@ -164,7 +164,10 @@ static Py_ssize_t fill_places(struct job *jobs, Py_ssize_t count, int smooth, lo
             if (!is_decoded)
                 break;
         }
-        filled = resize_region(&job->region, job->antialias, job->box, job->flip, &job->place) ? filled + 1 : -1;
+        struct arena arena = {0};
+        const float *box = job->antialias ? job->box : NULL;
+        filled = resize_region(job->region, &arena, box, job->flip, &job->place) ? filled + 1 : -1;
+        arena_free(&arena);
     }
     free(decoded);
     return filled;

@@ -1,6 +1,5 @@
 /* A reader: MCUs by their numbers, from one restart interval after the other. */
-#ifndef FEEDLINE_READER_H
-#define FEEDLINE_READER_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -40,5 +39,3 @@ int reader_read(struct reader *reader, const struct scan *scan, size_t number, s
 
 /* The same with two readers at once, which costs less than twice as much. */
 int reader_read_two(struct reader readers[2], const struct scan *scan, const size_t numbers[2], struct mcu mcus[2]);
-
-#endif

@@ -2,11 +2,8 @@
 
 #include <string.h>
 
-#include "levels.h"
 #include "rows.h"
 #include "yuv.h"
-
-/* --- one picture or plane, filtered row by row ------------------------------------------------------------------ */
 
 struct scaler {
     struct region source; /* interleaved pixels or one plane */
@@ -18,40 +15,37 @@ struct scaler {
     uint8_t *four;      /* an output row before the fourth byte of each pixel is dropped */
 };
 
-/* 0 where memory ran out. */
-static int open_scaler(struct scaler *scaler, struct arena *arena, int antialias, const float box[4], int flip,
-                       int width, int height)
+/* `box` as in `resize_region`. 0 where memory ran out. */
+static int open_scaler(struct scaler *scaler, struct arena *arena, const float *box, int flip, int width, int height)
 {
     const struct region *source = &scaler->source;
     struct across *across = &scaler->across;
-    across->antialias = antialias;
-    across->channels = source->channels;
-    across->flip = flip;
-    if (!(antialias ? taps_pillow(&across->taps, arena, source->width_px, box[0], box[2], width) &&
-                          taps_pillow(&scaler->down, arena, source->height_px, box[1], box[3], height)
-                    : taps_plain(&across->taps, arena, source->width_px, width, 1) &&
-                          taps_plain(&scaler->down, arena, source->height_px, height, 0)) ||
+    *across = (struct across){.antialias = box != NULL, .channels = source->channels, .flip = flip};
+    if (!(box ? taps_pillow(&across->taps, arena, source->width_px, box[0], box[2], width) &&
+                    taps_pillow(&scaler->down, arena, source->height_px, box[1], box[3], height)
+              : taps_plain(&across->taps, arena, source->width_px, width, 1) &&
+                    taps_plain(&scaler->down, arena, source->height_px, height, 0)) ||
         !across_prepare(across, arena, source->width_px))
         return 0;
-    scaler->slots = antialias ? scaler->down.width / 2 + 2 : 2;
-    const size_t slots = (size_t)scaler->slots, padded = (size_t)across->padded;
-    scaler->kept = arena_take(arena, 2 * sizeof(int16_t) * slots * padded);
-    scaler->pairs = arena_take(arena, sizeof(struct pair) * slots);
-    scaler->four = arena_take(arena, padded);
+    scaler->slots = box ? scaler->down.width / 2 + 2 : 2;
+    scaler->kept = arena_take(arena, 2 * sizeof(int16_t) * (size_t)scaler->slots * (size_t)across->padded);
+    scaler->pairs = arena_take(arena, sizeof(struct pair) * (size_t)scaler->slots);
+    scaler->four = arena_take(arena, (size_t)across->padded);
     return scaler->kept && scaler->pairs && scaler->four;
 }
 
 /* Rows 2 * number and 2 * number + 1, filtered across; the last one of an odd number takes both places. */
 static const int16_t *filtered_pair(struct scaler *scaler, int number)
 {
+    const struct region *source = &scaler->source;
     int16_t *kept = scaler->kept + (size_t)(number % scaler->slots) * 2 * (size_t)scaler->across.padded;
     if (number >= scaler->next) {
-        const uint8_t *even = scaler->source.pixels + 2 * number * scaler->source.stride_bytes;
-        const int last = 2 * number + 1 == scaler->source.height_px;
-        for (int row = 2 * number + 4; row < 2 * number + 6 && row < scaler->source.height_px; row++)
-            for (int at = 0; at < scaler->source.width_px * scaler->source.channels; at += 64)
-                __builtin_prefetch(scaler->source.pixels + row * scaler->source.stride_bytes + at);
-        across_pair(&scaler->across, even, last ? even : even + scaler->source.stride_bytes, kept);
+        const uint8_t *even = source->pixels + 2 * number * source->stride_bytes;
+        const int is_last = 2 * number + 1 == source->height_px;
+        for (int row = 2 * number + 4; row < 2 * number + 6 && row < source->height_px; row++)
+            for (int at = 0; at < source->width_px * source->channels; at += 64)
+                __builtin_prefetch(source->pixels + row * source->stride_bytes + at);
+        across_pair(&scaler->across, even, is_last ? even : even + source->stride_bytes, kept);
         scaler->next = number + 1;
     }
     return kept;
@@ -96,106 +90,73 @@ static void scaled_row(struct scaler *scaler, int number, uint8_t *out)
         three_of_four(scaler->four, across->taps.outputs, out);
 }
 
-/* --- whole regions ---------------------------------------------------------------------------------------------- */
-
-static uint8_t *row_of(const struct place *place, int row)
-{
-    return place->pixels + row * place->stride_bytes;
-}
-
-static void convert_rows(const uint8_t *const y[2], const uint8_t *u, const uint8_t *v, const struct place *place,
-                         int row)
-{
-    uint8_t *const out_rgb[2] = {row_of(place, row), row_of(place, row + 1)};
-    yuv_rows(y, u, v, place->width_px, out_rgb);
-}
-
 /* The region as it is, I420 (which ends at even places) converted. */
 static void copy(const struct region *region, const struct place *place)
 {
+    const ptrdiff_t stride = region->stride_bytes, row_bytes = 3 * (ptrdiff_t)place->width_px;
     for (int row = 0; row < place->height_px; row += region->u ? 2 : 1) {
-        const uint8_t *pixels = region->pixels + row * region->stride_bytes;
-        const ptrdiff_t chroma = row / 2 * region->chroma_stride_bytes;
-        const uint8_t *const luma[2] = {pixels, pixels + region->stride_bytes};
+        const uint8_t *pixels = region->pixels + row * stride;
+        const ptrdiff_t chroma = row / 2 * (stride / 2);
+        uint8_t *out = place->pixels + row * row_bytes;
         if (region->u)
-            convert_rows(luma, region->u + chroma, region->v + chroma, place, row);
+            yuv_rows(pixels, stride, region->u + chroma, region->v + chroma, place->width_px, out);
         else if (region->channels == 4)
-            three_of_four(pixels, place->width_px, row_of(place, row));
+            three_of_four(pixels, place->width_px, out);
         else
-            memcpy(row_of(place, row), pixels, 3 * (size_t)place->width_px);
+            memcpy(out, pixels, (size_t)row_bytes);
     }
 }
 
 /* An I420 region, grown to even places, each plane resized as it is. */
 static int resize_planes(const struct region *grown, struct arena *arena, int flip, const struct place *place)
 {
-    struct scaler scalers[3] = {0};
-    uint8_t *rows[4]; /* U, V and two of Y */
-    for (int row = 0; row < 4; row++)
-        if (!(rows[row] = arena_take(arena, (size_t)place->width_px)))
-            return 0;
-    for (int plane = 0; plane < 3; plane++) {
-        struct region *source = &scalers[plane].source;
-        const int share = plane < 2 ? 2 : 1;
-        source->pixels = plane == 0 ? grown->u : plane == 1 ? grown->v : grown->pixels;
-        source->stride_bytes = plane < 2 ? grown->chroma_stride_bytes : grown->stride_bytes;
-        source->width_px = grown->width_px / share;
-        source->height_px = grown->height_px / share;
-        source->channels = 1;
-        if (!open_scaler(&scalers[plane], arena, 0, NULL, flip, place->width_px / share,
-                         place->height_px / share))
+    const ptrdiff_t width = place->width_px;
+    struct scaler scalers[3] = {{.source.pixels = grown->u}, {.source.pixels = grown->v}, {.source.pixels = grown->pixels}};
+    uint8_t *rows = arena_take(arena, 4 * (size_t)width); /* U, V and two of Y */
+    for (int n = 0; n < 3; n++) {
+        const int share = n < 2 ? 2 : 1;
+        scalers[n].source.stride_bytes = grown->stride_bytes / share;
+        scalers[n].source.width_px = grown->width_px / share;
+        scalers[n].source.height_px = grown->height_px / share;
+        scalers[n].source.channels = 1;
+        if (!rows || !open_scaler(&scalers[n], arena, NULL, flip, place->width_px / share, place->height_px / share))
             return 0;
     }
     for (int row = 0; row < place->height_px; row += 2) {
         for (int n = 0; n < 4; n++)
-            scaled_row(&scalers[n < 2 ? n : 2], n < 2 ? row / 2 : row + n - 2, rows[n]);
-        convert_rows((const uint8_t *const[2]){rows[2], rows[3]}, rows[0], rows[1], place, row);
+            scaled_row(&scalers[n < 2 ? n : 2], n < 2 ? row / 2 : row + n - 2, rows + n * width);
+        yuv_rows(rows + 2 * width, width, rows, rows + width, place->width_px, place->pixels + 3 * row * width);
     }
     return 1;
 }
 
-/* The grown I420 region as RGB pixels, and those of the region itself. */
-static int convert(const struct region *grown, struct arena *arena, struct region *region)
-{
-    const ptrdiff_t stride = 3 * (ptrdiff_t)grown->width_px;
-    uint8_t *pixels = arena_take(arena, (size_t)stride * (size_t)grown->height_px);
-    if (!pixels)
-        return 0;
-    copy(grown, &(struct place){pixels, stride, grown->width_px, grown->height_px});
-    *region = (struct region){pixels + region->odd_top * stride + 3 * region->odd_left, stride, region->width_px,
-                              region->height_px, .channels = 3};
-    return 1;
-}
-
-static int resize_in(struct arena *arena, struct region region, int antialias, const float box[4], int flip,
-                     const struct place *place)
+int resize_region(struct region region, struct arena *arena, const float box[4], int flip, const struct place *place)
 {
     struct region grown = region;
     if (region.u) { /* luma and chroma must show the same */
         grown.width_px = (region.odd_left + region.width_px + 1) & ~1;
         grown.height_px = (region.odd_top + region.height_px + 1) & ~1;
     }
-    if (!antialias && !flip && grown.width_px == place->width_px && grown.height_px == place->height_px) {
+    if (!box && !flip && grown.width_px == place->width_px && grown.height_px == place->height_px) {
         copy(&grown, place);
         return 1;
     }
-    if (!antialias && region.u)
+    if (!box && region.u)
         return resize_planes(&grown, arena, flip, place);
-    struct scaler scaler = {0};
-    if (region.u && !convert(&grown, arena, &region))
-        return 0;
-    scaler.source = region;
-    if (!open_scaler(&scaler, arena, antialias, box, flip, place->width_px, place->height_px))
+    struct scaler scaler = {.source = region};
+    if (region.u) { /* as RGB from here on */
+        const ptrdiff_t stride = 3 * (ptrdiff_t)grown.width_px;
+        uint8_t *pixels = arena_take(arena, (size_t)stride * (size_t)grown.height_px);
+        if (!pixels)
+            return 0;
+        copy(&grown, &(struct place){pixels, grown.width_px, grown.height_px});
+        scaler.source.pixels = pixels + region.odd_top * stride + 3 * region.odd_left;
+        scaler.source.stride_bytes = stride;
+        scaler.source.channels = 3;
+    }
+    if (!open_scaler(&scaler, arena, box, flip, place->width_px, place->height_px))
         return 0;
     for (int row = 0; row < place->height_px; row++)
-        scaled_row(&scaler, row, row_of(place, row));
+        scaled_row(&scaler, row, place->pixels + 3 * row * (ptrdiff_t)place->width_px);
     return 1;
-}
-
-int resize_region(const struct region *region, int antialias, const float box[4], int flip, const struct place *place)
-{
-    struct arena arena = {0};
-    const int done = resize_in(&arena, *region, antialias, box, flip, place);
-    arena_free(&arena);
-    return done;
 }

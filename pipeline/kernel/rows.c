@@ -6,102 +6,85 @@
 
 enum { LOW_BITS = 11, LOW_MASK = (1 << LOW_BITS) - 1, HALF = 1 << (PILLOW_BITS - 1) };
 
-/* --- what SIMD reads -------------------------------------------------------------------------------------------- */
-
 struct pair pair_of(const int16_t *rows, int32_t even, int32_t odd)
 {
     return (struct pair){rows, {even, odd}, (odd >> LOW_BITS) * 65536 + ((even >> LOW_BITS) & 0xFFFF),
                          (odd & LOW_MASK) * 65536 + (even & LOW_MASK)};
 }
 
-static int rounded_up(int number, int step)
-{
-    return (number + step - 1) / step * step;
-}
-
-/* Lanes of four values, or of a pixel's three and none: the weights and, in `places`, each value's first byte. */
-static void fill_weights(struct across *across, int32_t *places, int per_lane)
+/* The weights of each value and, in `places`, its first byte. Of `per_pixel` values more than the colours, and of those
+   behind the last pixel, any will do. */
+static void fill_weights(struct across *across, int32_t *places, int per_pixel)
 {
     const struct taps *taps = &across->taps;
-    const unsigned parts = across->antialias ? 2 : 1, pairs = (unsigned)taps->width / 2;
-    unsigned slot = 0;
-    for (int number = 0; number < taps->outputs; number++) {
-        const int pixel = across->flip ? taps->outputs - 1 - number : number;
-        const int32_t *weights = taps->weights + (size_t)pixel * (size_t)taps->width;
-        for (int colour = 0; colour < across->colours; colour++, slot++) {
-            const unsigned vectors = slot / (4 * LANES) * pairs * parts; /* before that of this value */
-            int32_t *to = across->weights + 4 * LANES * (size_t)vectors + slot % (4 * LANES);
-            places[slot] = taps->first[pixel] * across->channels + colour;
-            for (unsigned pair = 0; pair < pairs; pair++, to += 4 * LANES * parts) {
-                const struct pair both = pair_of(NULL, weights[2 * pair], weights[2 * pair + 1]);
-                to[0] = parts == 2 ? both.highs : both.weights[1] * 65536 + both.weights[0];
-                if (parts == 2)
-                    to[4 * LANES] = both.lows;
-            }
+    const int parts = across->antialias ? 2 : 1, pairs = taps->width / 2, step = across->flip ? -1 : 1;
+    int pixel = across->flip ? taps->outputs - 1 : 0, left = taps->outputs, colour = 0;
+    for (int slot = 0; slot < 4 * across->lanes; slot++) {
+        const int32_t *weights = taps->weights + (ptrdiff_t)pixel * taps->width;
+        int32_t *to = across->weights + slot / (4 * LANES) * 4 * LANES * (ptrdiff_t)(pairs * parts) + slot % (4 * LANES);
+        places[slot] = taps->first[pixel] * across->channels + (colour < across->colours ? colour : 0);
+        for (int pair = 0; pair < pairs; pair++, to += 4 * LANES * parts) {
+            const struct pair both = pair_of(NULL, weights[2 * pair], weights[2 * pair + 1]);
+            to[0] = parts == 2 ? both.highs : both.weights[1] * 65536 + both.weights[0];
+            if (parts == 2)
+                to[4 * LANES] = both.lows;
         }
-        if (per_lane == 3)
-            places[slot++] = 0;
+        if (++colour == per_pixel) {
+            colour = 0;
+            pixel += --left > 0 ? step : 0;
+        }
     }
-    for (; slot < 4 * (unsigned)across->lanes; slot++)
-        places[slot] = places[slot - 1];
 }
 
-/* Where each lane is read. 0 where they do not fit 16-byte loads that stay within the row. */
-static int fill_picks(struct across *across, const int32_t *places, int side, int per_lane)
+/* Where each lane is read. 0 where its values do not fit 16-byte loads that stay within a row of `side` pixels. */
+static int fill_picks(struct across *across, const int32_t *places, int side)
 {
     const int channels = across->channels, last = side * channels - 16 - channels * (across->taps.width - 2);
     for (int lane = 0; lane < across->lanes; lane++, places += 4) {
-        uint8_t *picks = across->picks + 16 * lane;
         int low = last, high = 0;
-        for (int k = 0; k < per_lane; k++) {
+        for (int k = 0; k < 4; k++) {
             low = places[k] < low ? places[k] : low;
             high = places[k] > high ? places[k] : high;
         }
         if (low < 0 || high + channels - low > 15)
             return 0;
         across->from[lane] = low;
-        memset(picks, 0x80, 16);
-        for (int k = 0; k < per_lane; k++) {
-            picks[4 * k] = (uint8_t)(places[k] - low);
-            picks[4 * k + 2] = (uint8_t)(places[k] - low + channels);
+        memset(across->picks + 16 * lane, 0x80, 16);
+        for (int k = 0; k < 4; k++) {
+            across->picks[16 * lane + 4 * k] = (uint8_t)(places[k] - low);
+            across->picks[16 * lane + 4 * k + 2] = (uint8_t)(places[k] - low + channels);
         }
     }
     return 1;
 }
 
-static int fill_lanes(struct across *across, int32_t *places, int side, int per_lane)
-{
-    across->values = across->taps.outputs * (per_lane == 3 ? 4 : across->colours);
-    across->padded = rounded_up(across->values, 32);
-    across->lanes = across->padded / 4;
-    fill_weights(across, places, per_lane);
-    return fill_picks(across, places, side, per_lane);
-}
-
 int across_prepare(struct across *across, struct arena *arena, int side)
 {
-    const int width = across->taps.width, outputs = across->taps.outputs;
-    const size_t most = (size_t)rounded_up(4 * outputs, 32);
-    across->colours = across->channels == 1 ? 1 : 3;
-    if (KERNEL_SIMD && kernel_level != LEVEL_PLAIN && width % 2 == 0) {
+    const int outputs = across->taps.outputs, width = across->taps.width, colours = across->channels == 1 ? 1 : 3;
+    const size_t most = ((size_t)outputs * 4 + 31) & ~(size_t)31;
+    across->colours = colours;
+    across->padded = (int)most;
+    if (kernel_level != LEVEL_PLAIN && width % 2 == 0) {
         int32_t *places = arena_take(arena, sizeof(int32_t) * most);
         across->from = arena_take(arena, most);
         across->picks = arena_take(arena, 4 * most);
         across->weights = arena_take(arena, sizeof(int32_t) * most * (size_t)width);
         if (!places || !across->from || !across->picks || !across->weights)
             return 0;
-        if (fill_lanes(across, places, side, 4) || (across->colours == 3 && fill_lanes(across, places, side, 3)))
-            return 1;
+        for (int per_pixel = colours; per_pixel <= colours + colours / 3; per_pixel++) { /* 3, then 4: a lane a pixel */
+            across->values = outputs * per_pixel;
+            across->lanes = (across->values + 31) / 32 * 8;
+            fill_weights(across, places, per_pixel);
+            if (fill_picks(across, places, side))
+                return 1;
+        }
     }
+    across->values = outputs * colours;
     across->lanes = 0;
-    across->values = outputs * across->colours;
-    across->padded = rounded_up(across->values, 32);
     return 1;
 }
 
-/* --- SIMD ------------------------------------------------------------------------------------------------------- */
-
-#if KERNEL_SIMD
+#ifdef SIMD
 
 SIMD static void across_plain_simd(const struct across *across, const uint8_t *const rows[2], int16_t *filtered)
 {
@@ -111,45 +94,41 @@ SIMD static void across_plain_simd(const struct across *across, const uint8_t *c
             const int at = lane + n * LANES;
             const vector which = load(across->picks + 16 * at), weights = load(across->weights + 4 * at);
             for (int row = 0; row < 2; row++)
-                sums[row][n] = right_32(dot(pick(gather(rows[row], across->from + at), which), weights), 4);
+                sums[row][n] = dot(pick(gather(rows[row], across->from + at), which), weights) >> 4;
         }
         for (int row = 0; row < 2; row++)
             store(filtered + row * across->padded + 4 * lane, words(sums[row][0], sums[row][1]));
     }
 }
 
-OPERATION vector joined(vector high, vector low)
-{
-    return right_32(add_32(left_32(high, LOW_BITS), low), PILLOW_BITS);
-}
+OPERATION vector joined(vector high, vector low) { return ((high << LOW_BITS) + low) >> PILLOW_BITS; }
 
 /* A number of `pairs` that the compiler knows unrolls the inner loop: a tenth of the time. */
 OPERATION void across_pairs(const struct across *across, const uint8_t *const rows[2], int16_t *filtered, int pairs)
 {
     const int32_t *weights = across->weights;
     for (int lane = 0; lane < across->lanes; lane += LANES, weights += 8 * LANES * pairs) {
-        const vector which = load(across->picks + 16 * lane);
-        vector high[2] = {every_32(0), every_32(0)}, low[2] = {every_32(HALF), every_32(HALF)};
+        const vector which = load(across->picks + 16 * lane), none = {0};
+        vector high[2] = {none, none}, low[2] = {none + HALF, none + HALF};
         for (int pair = 0; pair < pairs; pair++) {
             const vector highs = load(weights + 8 * LANES * pair), lows = load(weights + 8 * LANES * pair + 4 * LANES);
             for (int n = 0; n < 2; n++) {
                 const vector both = pick(gather(rows[n] + pair * 2 * across->channels, across->from + lane), which);
-                high[n] = add_32(high[n], dot(both, highs));
-                low[n] = add_32(low[n], dot(both, lows));
+                high[n] += dot(both, highs);
+                low[n] += dot(both, lows);
             }
         }
-        store(filtered + 8 * lane, paired(joined(high[0], low[0]), joined(high[1], low[1])));
+        const vector even = joined(high[0], low[0]), odd = joined(high[1], low[1]);
+        store(filtered + 8 * lane, lane_words(zip(even, odd, 0), zip(even, odd, 1)));
     }
 }
 
 SIMD static void across_pillow_simd(const struct across *across, const uint8_t *const rows[2], int16_t *filtered)
 {
-    if (across->taps.width == 4)
-        across_pairs(across, rows, filtered, 2);
-    else if (across->taps.width == 6)
-        across_pairs(across, rows, filtered, 3);
-    else
-        across_pairs(across, rows, filtered, across->taps.width / 2);
+    const int pairs = across->taps.width / 2;
+    pairs == 2   ? across_pairs(across, rows, filtered, 2)
+    : pairs == 3 ? across_pairs(across, rows, filtered, 3)
+                 : across_pairs(across, rows, filtered, pairs);
 }
 
 /* Both return how many bytes they made. */
@@ -172,21 +151,15 @@ SIMD static int down_pillow_simd(const struct pair *pairs, int count, int values
 {
     int at = 0;
     for (; at + WIDE <= values; at += WIDE) {
-        vector high[4], low[4];
-        for (int n = 0; n < 4; n++) {
-            high[n] = every_32(0);
-            low[n] = every_32(HALF);
-        }
-        for (const struct pair *pair = pairs; pair < pairs + count; pair++) {
-            const vector highs = every_32(pair->highs), lows = every_32(pair->lows);
+        vector high[4] = {0}, low[4] = {0};
+        for (const struct pair *pair = pairs; pair < pairs + count; pair++)
             for (int n = 0; n < 4; n++) {
                 const vector both = load(pair->rows + 2 * at + n * (WIDE / 2));
-                high[n] = add_32(high[n], dot(both, highs));
-                low[n] = add_32(low[n], dot(both, lows));
+                high[n] += dot(both, pair->highs - (vector){0});
+                low[n] += dot(both, pair->lows - (vector){0});
             }
-        }
         for (int n = 0; n < 4; n++)
-            high[n] = joined(high[n], low[n]);
+            high[n] = joined(high[n], low[n] + HALF);
         store(out + at, bytes(words(high[0], high[1]), words(high[2], high[3])));
     }
     return at;
@@ -194,13 +167,11 @@ SIMD static int down_pillow_simd(const struct pair *pairs, int count, int values
 
 #endif
 
-/* --- plain C ---------------------------------------------------------------------------------------------------- */
-
 void across_pair(const struct across *across, const uint8_t *even, const uint8_t *odd, int16_t *filtered)
 {
     const uint8_t *const rows[2] = {even, odd};
     const struct taps *taps = &across->taps;
-#if KERNEL_SIMD
+#ifdef SIMD
     if (across->lanes) {
         (across->antialias ? across_pillow_simd : across_plain_simd)(across, rows, filtered);
         return;

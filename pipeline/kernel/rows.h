@@ -5,8 +5,7 @@
    Pillow's: both passes give (2^21 + the sum of byte * weight) >> 22, a byte. SIMD splits a weight into 2048 * high +
    low, both of which fit 16 bits, so nothing is rounded on the way. Filtered rows lie in pairs: the values of row 2n and
    of row 2n + 1 in turn, 16 bits each, which is what multiplying and adding in pairs reads. */
-#ifndef FEEDLINE_ROWS_H
-#define FEEDLINE_ROWS_H
+#pragma once
 
 #include "taps.h"
 
@@ -39,5 +38,3 @@ struct pair pair_of(const int16_t *rows, int32_t even, int32_t odd);
 /* A row of `values` bytes, from two filtered rows and their weights; from `count` pairs of them. */
 void down_plain(const int16_t *a, const int16_t *b, const int32_t weights[2], int values, uint8_t *out);
 void down_pillow(const struct pair *pairs, int count, int values, uint8_t *out);
-
-#endif

@@ -1,6 +1,5 @@
 /* A strip: one row of MCUs of a region, as samples, and the way from coefficients to pixels through it. */
-#ifndef FEEDLINE_STRIP_H
-#define FEEDLINE_STRIP_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -49,5 +48,3 @@ int strip_put(struct strip *strip, ptrdiff_t column, struct mcu *mcu);
 
 /* Writes the pixels that can be written when the row's MCUs have been put; `out` is the region's first. */
 void strip_write(struct strip *strip, uint8_t *out_RGBX, size_t out_stride_bytes);
-
-#endif

@@ -17,22 +17,19 @@ int taps_plain(struct taps *taps, struct arena *arena, int side, int outputs, in
     const int one = 1 << PLAIN_BITS, width = clamped && side < 2 ? 1 : 2;
     if (!allocate(taps, arena, outputs, width))
         return 0;
-    double scale = 1.0 / ((double)outputs / side);
+    const double scale = 1.0 / ((double)outputs / side);
     for (int n = 0; n < outputs; n++) {
-        float place = (float)((n + 0.5) * scale - 0.5);
+        const float place = (float)((n + 0.5) * scale - 0.5);
         int first = (int)place - (place < (float)(int)place);
         float fraction = place - (float)first;
-        int32_t *weights = taps->weights + (size_t)n * (size_t)width;
         if (clamped && (first < 0 || first >= side - 1)) {
-            int last = first >= 0 && width == 2;
-            weights[0] = last ? 0 : one;
-            weights[width - 1] = last || width == 1 ? one : 0;
-            taps->first[n] = last ? side - 2 : 0;
-        } else {
-            weights[0] = (int32_t)lrintf((1.0f - fraction) * (float)one);
-            weights[1] = (int32_t)lrintf(fraction * (float)one);
-            taps->first[n] = first < -1 ? -1 : first > side - 1 ? side - 1 : first;
+            fraction = first < 0 ? 0 : (float)(width - 1);
+            first = first < 0 ? 0 : side - width;
         }
+        int32_t *weights = taps->weights + (size_t)n * (size_t)width;
+        weights[width - 1] = (int32_t)lrintf(fraction * (float)one);
+        weights[0] = (int32_t)lrintf((1 - fraction) * (float)one);
+        taps->first[n] = first < -1 ? -1 : first > side - 1 ? side - 1 : first;
     }
     return 1;
 }

@@ -1,6 +1,5 @@
 /* Which pixels of one axis make each output pixel, and how much of each: the filters' coefficients. */
-#ifndef FEEDLINE_TAPS_H
-#define FEEDLINE_TAPS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -25,5 +24,3 @@ int taps_plain(struct taps *taps, struct arena *arena, int side, int outputs, in
    start .. end of an axis of `side` pixels. `first` lies in 0 .. side - width and never falls; weights that are not needed
    are 0; `width` is even, or `side`. 0 where memory ran out. */
 int taps_pillow(struct taps *taps, struct arena *arena, int side, float start, float end, int outputs);
-
-#endif

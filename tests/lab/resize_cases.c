@@ -20,7 +20,7 @@ static uint64_t one_case(uint64_t hash)
     const int width = planes ? (region.odd_left + region.width_px + 1) & ~1 : region.width_px;
     const int height = planes ? (region.odd_top + region.height_px + 1) & ~1 : region.height_px;
     const int margin = planes ? 0 : below(4), stride = (width + margin) * channels;
-    struct place place = {NULL, 0, some_side(), some_side()};
+    struct place place = {NULL, some_side(), some_side()};
     if (planes && !antialias) {
         place.width_px += place.width_px % 2;
         place.height_px += place.height_px % 2;
@@ -32,8 +32,7 @@ static uint64_t one_case(uint64_t hash)
     /* nothing behind the last row's last pixel; the planes each for themselves */
     const size_t bytes = (size_t)stride * (size_t)height - (size_t)(margin * channels), quarter = (size_t)(width * height) / 4;
     uint8_t *pixels = just(bytes), *chroma[2] = {just(quarter), just(quarter)};
-    place.stride_bytes = 3 * (place.width_px + below(3));
-    const size_t out_bytes = (size_t)place.stride_bytes * (size_t)(place.height_px - 1) + 3 * (size_t)place.width_px;
+    const size_t out_bytes = 3 * (size_t)place.height_px * (size_t)place.width_px;
     place.pixels = just(out_bytes);
     memset(place.pixels, 0, out_bytes);
     const int extreme = below(4) == 0;
@@ -46,15 +45,16 @@ static uint64_t one_case(uint64_t hash)
     if (planes) {
         region.u = chroma[0];
         region.v = chroma[1];
-        region.chroma_stride_bytes = width / 2;
     }
     float box[4] = {0, 0, (float)region.width_px, (float)region.height_px};
     if (below(2)) {
         box[0] = (float)below(region.width_px) + (float)below(8) / 8;
         box[1] = (float)below(region.height_px) + (float)below(8) / 8;
     }
-    if (!resize_region(&region, antialias, box, flip, &place))
+    struct arena arena = {0};
+    if (!resize_region(region, &arena, antialias ? box : NULL, flip, &place))
         abort();
+    arena_free(&arena);
     hash = hashed(hash, place.pixels, out_bytes);
     free(pixels);
     free(chroma[0]);

@@ -46,9 +46,9 @@ def encode(image: Image.Image, quality: int = 90, subsampling: int = 2, **option
 
 
 def decode(data: bytes, left: int, top: int, width: int, height: int, smooth: bool = True) -> Pixels | None:
-    """As they are, into rows that do not touch: what lies between them must stay as it is."""
-    room = np.full((1, height + 2, width + 3, 3), GUARD, np.uint8)
-    places = room[:, 1:-1, 1 : width + 1]
+    """As they are, in the middle of other memory, which must stay as it is."""
+    room = np.full((3, height, width, 3), GUARD, np.uint8)
+    places = room[1:2]
     filled, _ = KERNEL.fill([(data, left, top, width, height, (0, 0, width, height), False, False)], smooth, places)
     pixels = places[0].copy()
     places[:] = GUARD

@@ -62,8 +62,8 @@ class Case:
 
     def run(self, used: Kernel) -> Pixels:
         """The output, in the middle of other memory, which stays as it is."""
-        around = np.full((self.rows + 2, self.columns + 3, 3), 77, np.uint8)
-        out_HWC = around[1:-1, 1:-2]
+        around = np.full((self.rows + 2, self.columns, 3), 77, np.uint8)
+        out_HWC = around[1:-1]
         region = (self.left, self.top, self.width, self.height)
         job = (self.pixels, *region, self.shown, self.antialias, self.flip)
         assert used.fill([job], True, out_HWC[None]) == (1, 0)
