@@ -350,7 +350,7 @@ def _without(at: Situation, share: float, error: float, workers: int = 0) -> tup
     def then(share: float) -> Throughput:
         loading_s = share * sample_s if workers else 0.0
         return replace(at.now, workers=workers, step_s=sample_s - share * sample_s, worker_s=loading_s,
-                       worker_cpu_s=loading_s)  # fmt: skip
+                       worker_cpu_s=loading_s, trainer_cpu_s=max(0.0, at.now.trainer_cpu_s - loading_s))  # fmt: skip
 
     least, most = (then(min(max(share + off, 0.0), 0.99)) for off in (-error, error))
     return then(share), math.hypot(0.1, error_between(least, most))
