@@ -96,14 +96,15 @@ def part(
         elif found is None and not slashed(file).endswith(PLUMBING):
             found = _of_frame(one, None) or (None if library else "python")
         own = own or (None if library else one)
-        reads = not is_in(code, NO_SOURCE) and (reads or _reads(one, call, pictures=not hands_itself))
+        source = not is_in(code, NO_SOURCE)
+        reads = source and (reads or _reads(one, call, pictures=not hands_itself))
         if loop is not None and code in loop.steps:
             waits = found == "unpickle" or (found == "wait" and blocked in (LOCK, WAIT))  # whoever else makes them
             makers = loop.makers if hands_itself else loop.decoders
             if not waits and found not in ELSE and _makes(outermost, reads, yields, in_model, makers, loop.models):
                 found = "load" if hands_itself else "prepare"
             break
-        yields = hands_itself and not is_in(code, NO_SOURCE) and (yields or yields_batches(code) or is_task(one))
+        yields = hands_itself and source and (yields or yields_batches(code) or is_task(one))
         outermost = outermost if library else code
         inner = False
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"

@@ -198,10 +198,11 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
             place = place_name((theirs or one).f_code if stage in OF_THE_USER else code)
             return Place(stage, place, transform_name(one, inner) if stage == "transform" else None)
         fetches = FETCH in slashed(code.co_filename)
-        if fetches and own is None and inner is not None and (name := package(inner)) not in ("", "torch"):
+        name = package(inner.f_code.co_filename) if fetches and own is None and inner is not None else ""
+        if name not in ("", "torch"):
             stage = BLOCKED.get(blocked() or "", "transform")
-            works = next(each for each in frames(frame) if package(each) == name)
-            place = place_name(works.f_code)
+            works = next(each.f_code for each in frames(frame) if package(each.f_code.co_filename) == name)
+            place = place_name(works)
             return Place(stage, place, place.rpartition(":")[2] if stage == "transform" else None)
         if fetches and own is not None and outer is not None:
             stage = BLOCKED.get(blocked() or "", "transform")
@@ -272,9 +273,10 @@ def is_library(file: str) -> bool:
     return file.startswith((_STANDARD, "<frozen")) or "/site-packages/" in file or "/dist-packages/" in file
 
 
-def package(frame: FrameType) -> str:
-    """Which installed one its code is of; "" for the standard library's and for the user's own."""
-    found = re.search(r"/(?:site|dist)-packages/(\w+)", slashed(frame.f_code.co_filename))
+@lru_cache(maxsize=4096)
+def package(file: str) -> str:
+    """Which installed one it is of; "" for the standard library's and for the user's own."""
+    found = re.search(r"/(?:site|dist)-packages/(\w+)", slashed(file))
     return found[1] if found else ""
 
 
