@@ -119,12 +119,13 @@ class ResourceSampler(threading.Thread):
 
     def _look(self, now: float) -> None:
         """One reading of everything: each process' numbers are added up by scope."""
-        if now - self._tree_read > TREE_S:
+        if old := now - self._tree_read > TREE_S:
             self._tree_read = now
             with suppress(psutil.Error):
                 root = psutil.Process(self._pid)
                 for process in (root, *root.children(recursive=True)):
                     self._processes.setdefault(process.pid, process)
+        if old or not self._named:
             self._named = self._scopes(self._processes)
         sums: dict[tuple[str, str, str, str], float] = {}
         for pid, process in list(self._processes.items()):

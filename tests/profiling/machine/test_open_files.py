@@ -96,3 +96,24 @@ def test_the_sampler_tells_the_files_of_processes_that_have_a_name(tmp_path: Pat
             time.sleep(0.05)
         sampler.stop()
     assert told[-1]["paths"] == [str(data)]
+
+
+def test_each_reading_asks_for_names_until_there_is_one(tmp_path: Path) -> None:
+    """A loop of a second would be over before the processes are looked for again."""
+    data, log = written(tmp_path, "data.bin", "events")
+    asked_at: list[int] = []
+    told: list[dict[str, Any]] = []
+    with running(HOLDS, data, log) as child:
+
+        def scopes(_: object) -> dict[int, str]:
+            asked_at.append(sampler.looks)
+            return {child.pid: "trainer"} if len(asked_at) > 3 else {}
+
+        sampler = ResourceSampler(os.getpid(), period_s=0.05, scopes=scopes, tell_files=told.append)
+        sampler.start()
+        deadline = time.monotonic() + 60
+        while not told and time.monotonic() < deadline:
+            time.sleep(0.05)
+        sampler.stop()
+    assert asked_at[:4] == [0, 1, 2, 3]
+    assert told[-1]["paths"] == [str(data)]
