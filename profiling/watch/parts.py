@@ -21,6 +21,7 @@ from feedline.profiling.watch.rules import (
     is_library,
     is_ours,
     line_of,
+    package,
     place_name,
     slashed,
 )
@@ -33,6 +34,8 @@ GENERATOR, COROUTINE = 0x20 | 0x200, 0x80  # flags of code: a generator's, an as
 NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextlib\.py:|/PIL/\w+\.py:(\w+\.)?_?save"
 """Frames (file:qualified name) under which nobody makes batches, whatever is read or generated there: a model that
 computes or is compiled, a block that is entered or left, a picture that is written."""
+HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"
+"""Who waits until a queue takes what he puts there waits for no batch."""
 NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
 """Calls that belong to reading, and to writing as well."""
 DECODERS = (
@@ -76,10 +79,13 @@ def part(
     interpreter lock. What makes batches is told of a loop that `hands_itself` its batches by all that it reads and
     iterates over, of one that a watched loader hands them by the pictures that are decoded. Where an optimiser
     steps (`trains`), what the script, or a library for it, asks of torch, in no model and for no gradient, is no part
-    of the model."""
+    of the model. Where none of the script's own works, it is at the innermost function of the package that the loop
+    calls; "" for torch's."""
     inner, found, in_model = True, None, False
     own: FrameType | None = None
     innermost: FrameType | None = None
+    callee: FrameType | None = None
+    """What the loop has called."""
     outermost: CodeType | None = None
     """Of the user's own, beneath the loop's."""
     reads = yields = False
@@ -95,6 +101,8 @@ def part(
             found = _of_frame(one, call) or (None if library else _of_own(call, blocked, held))
         elif found is None and not slashed(file).endswith(PLUMBING):
             found = _of_frame(one, None) or (None if library else "python")
+        if found == "wait" and is_in(code, HANDS_OVER):
+            found = None
         own = own or (None if library else one)
         source = not is_in(code, NO_SOURCE)
         reads = source and (reads or _reads(one, call, pictures=not hands_itself))
@@ -106,11 +114,21 @@ def part(
             break
         yields = hands_itself and source and (yields or yields_batches(code) or is_task(one))
         outermost = outermost if library else code
-        inner = False
+        callee, inner = one, False
+    if found is None and trains and not hands_itself and not in_model and innermost:
+        found = _of_own(called(innermost), blocked, held)
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
     if trains and found == "forward" and not in_model and own and innermost and _is_no_model(innermost):
         found = "python"
-    return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "nowhere")
+    own = own or _of_package(frame, callee)
+    return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "")
+
+
+def _of_package(frame: FrameType | None, callee: FrameType | None) -> FrameType | None:
+    """The innermost frame of the package that a loop has called; None for torch and the standard library."""
+    name = package(callee.f_code.co_filename) if callee else ""
+    mine = (one for one in frames(frame) if package(one.f_code.co_filename) == name)
+    return next(mine, None) if name not in ("", "torch") else None
 
 
 def _reads(frame: FrameType, call: str | None, *, pictures: bool) -> bool:

@@ -214,7 +214,7 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
         if not slashed(code.co_filename).endswith(PLUMBING):
             inner = one
     where = own or frame
-    return Place("other", place_name(where.f_code) if where else "nowhere")
+    return Place("other", place_name(where.f_code) if where else "")
 
 
 def transform_name(frame: FrameType, called: FrameType | None) -> str:

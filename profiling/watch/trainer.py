@@ -78,7 +78,7 @@ class TrainerWatch:
         self._loading: dict[int, TimeSums] = {}
         """By loader: what a loader without workers did in this thread."""
         self._steps_seen, self._trains = 0, False
-        self._held: list[tuple[Place, float, Spent]] = []
+        self._held: list[tuple[Place, Place, float, Spent]] = []
         self._held_for: tuple[StepRow | None, float] = None, 0.0
         self._prepares = set[str]()
         """Places that make batches, or parts of them: seen between a draw and the step on it."""
@@ -149,6 +149,8 @@ class TrainerWatch:
             self._settle()
             if asking is None and place.stage in ("python", "forward") and self._is_between(frame, place.stage):
                 self._between(place, seconds, spent)
+            elif asking is None and place.stage == "forward" and self._is_aside(frame):
+                self._hold(Place("python", place.where), place, seconds, spent)
             else:
                 self._main.add(place, seconds, spent)
         if self._main.due:
@@ -160,21 +162,36 @@ class TrainerWatch:
         step. What else it does behind that is the script's own, as a callback is."""
         row = self._watched.loop.row
         if row is None or row.trained:
-            self._held.append((place, seconds, spent))
-            self._held_for = row, _trained_s(row)
+            makes = Place("prepare", place.where)
+            self._hold(makes if place.where in self._prepares else place, makes, seconds, spent)
         else:
-            self._prepares.add(place.where)
+            self._prepares.update([place.where] if place.where else [])
             self._main.add(Place("prepare", place.where), seconds, spent)
 
+    def _hold(self, place: Place, again: Place, seconds: float, spent: Spent) -> None:
+        """A look that is told once it is known whether the loop trains `again` on what was drawn last."""
+        row = self._watched.loop.row
+        self._held.append((place, again, seconds, spent))
+        self._held_for = row, _trained_s(row)
+
     def _settle(self) -> None:
-        """What was held is told once it is known."""
         row, trained_s = self._held_for
-        again = _trained_s(row) > trained_s
-        if again or self._watched.loop.row is not row:
-            for place, seconds, spent in self._held:
-                makes = again or place.where in self._prepares
-                self._main.add(Place("prepare", place.where) if makes else place, seconds, spent)
+        trains = _trained_s(row) > trained_s
+        if trains or self._watched.loop.row is not row:
+            for place, again, seconds, spent in self._held:
+                self._main.add(again if trains else place, seconds, spent)
             self._held.clear()
+
+    def _is_aside(self, frame: FrameType) -> bool:
+        """Whether torch is asked for something behind a training step, in no model: as by a callback that measures
+        weights. On a device it may be that step which takes long there."""
+        row = self._watched.loop.row
+        if row is None or not row.trained or self._watched.hands_itself or self._on_device():
+            return False
+        for depth, one in enumerate(frames(frame)):
+            if one.f_code in self._loop.steps:
+                return not any(map(has_weights, islice(frames(frame), depth)))
+        return False
 
     def _is_between(self, frame: FrameType, stage: str) -> bool:
         """Whether it works in or for a generator that stands between a loader and the loop, and is no model."""

@@ -143,7 +143,8 @@ def all_ranks(recording: Recording) -> ThreadTime:
 
 def busiest_places(recording: Recording) -> list[str]:
     """Where the script's own Python takes the main thread longest: the line, else the function, else the class, else
-    two functions that together lead the others; none where no place leads beyond its error (90 %)."""
+    two functions that together lead the others; none where no place leads beyond its error (90 %), or none of these
+    functions is known."""
     lines, functions, classes = dict[str, float](), dict[str, float](), dict[str, float]()
     whole = all_ranks(recording)
     for name, seconds in whole.functions.items():
@@ -158,9 +159,9 @@ def busiest_places(recording: Recording) -> list[str]:
 
 
 def class_of(function: str) -> str:
-    """file:Class.method -> file:Class; what is no method stays."""
+    """file:Class.method -> file:Class; what is no method stays, as "" does."""
     file, _, name = function.rpartition(":")
-    return f"{file}:{name.rpartition('.')[0] or name}"
+    return f"{file}:{name.rpartition('.')[0] or name}" if name else ""
 
 
 def _leaders(places: Mapping[str, float], count: int, whole: ThreadTime) -> list[str]:
@@ -170,7 +171,7 @@ def _leaders(places: Mapping[str, float], count: int, whole: ThreadTime) -> list
     ranked = sorted(places, key=lambda place: -places[place])
     last, next_one = (*(min(1.0, places[place] / whole.seconds) for place in ranked[count - 1 : count + 1]), 0.0)[:2]
     unsure = ERRORS_90 * (look_error(last, whole.ticks) + look_error(next_one, whole.ticks))
-    return ranked[:count] if last - next_one > unsure else []
+    return ranked[:count] if last - next_one > unsure and all(ranked[:count]) else []
 
 
 def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, sampled: bool) -> tuple[Shares, Shares]:

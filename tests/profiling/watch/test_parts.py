@@ -1,6 +1,7 @@
 """What the training thread does: each case stops inside real library or user code and looks up from there."""
 
 import asyncio
+import functools
 import io
 import json
 import multiprocessing
@@ -11,13 +12,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from feedline.profiling.watch.evidence import LOCK, WAIT
 from feedline.profiling.watch.parts import LoopCode, part
-from feedline.profiling.watch.rules import TRAINER, frames
+from feedline.profiling.watch.rules import TRAINER, Place, frames
 from tests.profiling.stacks import Looking, caught, jpeg, told, users_module
 
 PIL_Image, torch = (pytest.importorskip(name) for name in ("PIL.Image", "torch"))
@@ -122,6 +125,41 @@ def test_a_batch_that_comes_through_a_pipe_is_received_and_not_waited_for() -> N
     assert seen(5) == "unpickle"
     os.write(writer.fileno(), b"other")
     thread.join()
+
+
+def test_waiting_until_a_queue_takes_what_is_put_is_no_wait_for_data() -> None:
+    for queue in (Queue[int](1), multiprocessing.Queue(1)):
+        queue.put(1)
+        thread = threading.Thread(target=lambda queue=queue: queue.put(2))
+        thread.start()
+        until_s = time.monotonic() + 20
+        while "put" not in [one.f_code.co_name for one in frames(sys._current_frames()[thread.ident or 0])]:
+            assert time.monotonic() < until_s
+        time.sleep(0.1)  # it blocks
+        assert part(sys._current_frames()[thread.ident or 0], on_device=False).stage == "python"
+        queue.get()
+        thread.join()
+        assert queue.get() == 2
+
+
+def test_what_a_librarys_callback_does_is_at_its_own_innermost_function() -> None:
+    """In a library's loop; and not at that of NumPy, which it calls."""
+    loop, found = LoopCode(), list[Place]()
+
+    def look() -> None:
+        frame = sys._getframe(1)
+        found.append(part(frame, on_device=False, loop=loop, hands_itself=False, trains=True, held=True))
+
+    def function(package: str, name: str, inner: Callable[[], object]) -> Callable[[], object]:
+        code = compile(f"def {name}(inner):\n    inner()", f"/x/site-packages/{package}/a.py", "exec")
+        exec(code, names := dict[str, Any]())
+        if name == "run":
+            loop.steps.add(names[name].__code__)
+        return functools.partial(names[name], inner)
+
+    function("ignite", "run", function("ignite", "handle", function("numpy", "sort", look)))()
+    function("ignite", "run", function("ignite", "handle", look))()
+    assert [(one.stage, one.where) for one in found] == [("python", "a.py:handle:2")] * 2
 
 
 def decoding(

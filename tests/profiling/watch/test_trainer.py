@@ -197,6 +197,26 @@ def learn(training: Training, made: torch.Tensor, labels: torch.Tensor) -> None:
     training.optimizer.step()
 
 
+def measured(model: torch.nn.Module) -> None:
+    """20 ms of a callback, in which torch works on weights that take part in a gradient."""
+    until = time.thread_time() + 0.02
+    while time.thread_time() < until:
+        torch.stack([weight.repeat(200, *[1] * (weight.ndim - 1)).norm() for weight in model.parameters()])
+
+
+def trained_twice(loader: Any) -> None:
+    """Two updates for each batch of a model that is a function: the second is behind a step and no callback."""
+    weight = torch.ones(4, 300, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    for images, _ in loader:
+        for _ in range(2):
+            many = images.flatten(1)[:, :4].repeat(500, 1)
+            loss = sum((many @ weight).relu().mean() for _ in range(4))
+            optimizer.zero_grad()
+            loss.mean().backward()
+            optimizer.step()
+
+
 GENERATORS: dict[str, Callable[[Any, Training], Any]] = {
     "prepare": lambda loader, training: [training.step(batch) for batch in opened(loader)],
     "prepare, an expression": lambda loader, training: [
@@ -206,6 +226,10 @@ GENERATORS: dict[str, Callable[[Any, Training], Any]] = {
     "prepare, in batches anew": lambda loader, training: [training.step(batch) for batch in batched_anew(loader)],
     "python, the loop itself": lambda loader, training: list(trained_in_a_generator(loader, training)),
     "python, behind the step": lambda loader, training: [training.step(batch) for batch in told(loader)],
+    "python, of weights": lambda loader, training: [
+        (training.step(batch), measured(training.model)) for batch in loader
+    ],
+    "forward, twice": lambda loader, _: trained_twice(loader),
     "forward": lambda loader, training: [
         learn(training, made, labels) for made, labels in modelled(loader, training.model)
     ],
@@ -213,14 +237,16 @@ GENERATORS: dict[str, Callable[[Any, Training], Any]] = {
 
 
 @pytest.mark.parametrize("kind", GENERATORS)
-def test_what_a_generator_between_loader_and_loop_does(kind: str) -> None:
+def test_what_stands_between_the_loader_and_the_step_and_behind_it(kind: str) -> None:
     training, loader = Training(), DataLoader(data(512), batch_size=8)
     with Profile(resources=False) as seen:
         GENERATORS[kind](loader, training)
     (trainer,) = seen.recording.trainers
     part = kind.partition(",")[0]
-    other = "python" if part == "prepare" else "prepare"
-    assert trainer.stages[part] > 10 * trainer.stages.get(other, 0.0)
+    for other in {"python", "prepare"} - {part}:
+        assert trainer.stages[part] > 10 * trainer.stages.get(other, 0.0)
+    if kind == "python, of weights":
+        assert trainer.stages[part] > 3 * trainer.stages.get("forward", 0.0)
 
 
 def test_what_torch_s_loader_does_to_take_a_batch_apart_is_waiting(tmp_path: Path) -> None:

@@ -28,3 +28,9 @@ def test_two_functions_that_lead_together_are_named_where_neither_leads() -> Non
         assert busiest_places(replace(seen, trainers=[trainer])) == named
     leads = replace(seen.trainers[0], functions={pack: 2.9, compress: 0.1}, ticks=150)
     assert busiest_places(replace(seen, trainers=[leads])) == ["train.py:pack:1"]
+
+
+def test_no_place_is_named_where_most_of_the_time_has_none() -> None:
+    seen = made(wait_s=0.001, compute_s=0.05, python_s=0.05)
+    trainer = replace(seen.trainers[0], functions={"python ": 2.8, "python train.py:main:9": 0.2}, ticks=150)
+    assert busiest_places(replace(seen, trainers=[trainer])) == []
