@@ -63,14 +63,15 @@ def called(frame: FrameType) -> str | None:
     return found
 
 
-def takes_gradient(frame: FrameType) -> bool | None:
-    """Whether a tensor in the expression at which a frame works takes part in a gradient; None: none is known."""
+def takes_gradient(frame: FrameType, *, weights: bool = True) -> bool | None:
+    """Whether a tensor in the expression at which a frame works takes part in a gradient, `weights` or what was
+    computed of them; None: none is known."""
     place, tensor = _place(frame.f_code, frame.f_lasti), getattr(sys.modules.get("torch"), "Tensor", None)
     if place is None or tensor is None:
         return None
     found = [_value(one, frame) for one in ast.walk(place) if isinstance(one, ast.Name | ast.Attribute)]
     tensors = [value for value in found if isinstance(value, tensor)]
-    return any(value.requires_grad for value in tensors) if tensors else None
+    return any(value.requires_grad and (weights or not value.is_leaf) for value in tensors) if tensors else None
 
 
 def _is_local(node: ast.AST, code: CodeType) -> bool:

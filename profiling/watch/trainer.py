@@ -183,10 +183,12 @@ class TrainerWatch:
             self._held.clear()
 
     def _is_aside(self, frame: FrameType) -> bool:
-        """Whether torch is asked for something behind a training step, in no model: as by a callback that measures
-        weights. On a device it may be that step which takes long there."""
+        """Whether torch is asked for something behind a training step, in no model and not of what one has computed:
+        as by a callback that measures weights. On a device it may be that step which takes long there."""
         row = self._watched.loop.row
         if row is None or not row.trained or self._watched.hands_itself or self._on_device():
+            return False
+        if takes_gradient(frame, weights=False):
             return False
         for depth, one in enumerate(frames(frame)):
             if one.f_code in self._loop.steps:
