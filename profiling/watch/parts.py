@@ -34,6 +34,8 @@ GENERATOR, COROUTINE = 0x20 | 0x200, 0x80  # flags of code: a generator's, an as
 NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextlib\.py:|/PIL/\w+\.py:(\w+\.)?_?save"
 """Frames (file:qualified name) under which nobody makes batches, whatever is read or generated there: a model that
 computes or is compiled, a block that is entered or left, a picture that is written."""
+SIDE_WORK = r"/(site|dist)-packages/(optuna|botorch|ax|skopt|sklearn|shap|captum)/"
+"""Packages that compute for themselves, with torch and gradients, too; the model that is trained is not theirs."""
 HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"
 """Who waits until a queue takes what he puts there waits for no batch."""
 NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
@@ -103,6 +105,8 @@ def part(
             found = _of_frame(one, None) or (None if library else "python")
         if found == "wait" and is_in(code, HANDS_OVER):
             found = None
+        elif found in ("forward", "backward", "optimizer") and is_in(code, SIDE_WORK):
+            found = "python"
         own = own or (None if library else one)
         source = not is_in(code, NO_SOURCE)
         reads = source and (reads or _reads(one, call, pictures=not hands_itself))

@@ -231,7 +231,8 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
             continue
         if any(caller in file for caller in CALLERS):
             break
-        if WORKER.stage_of(one.f_code, one.f_lineno) == "transform" and is_library(one.f_code.co_filename):
+        wraps = "<locals>" in one.f_code.co_qualname  # as a decorator's function does
+        if WORKER.stage_of(one.f_code, one.f_lineno) == "transform" and is_library(file) and not wraps:
             named = one
         inner = one
     return display_name(named)

@@ -29,6 +29,7 @@ from feedline.profiling.watch.rules import (
     Place,
     classify,
     frames,
+    is_in,
     is_library,
     is_ours,
     line_of,
@@ -184,7 +185,8 @@ class TrainerWatch:
 
     def _is_aside(self, frame: FrameType) -> bool:
         """Whether torch is asked for something behind a training step, in no model and not of what one has computed:
-        as by a callback that measures weights. On a device it may be that step which takes long there."""
+        as by a callback that measures weights. On a device it may be that step which takes long there, where ranks
+        meet the others'."""
         row = self._watched.loop.row
         if row is None or not row.trained or self._watched.hands_itself or self._on_device():
             return False
@@ -192,7 +194,8 @@ class TrainerWatch:
             return False
         for depth, one in enumerate(frames(frame)):
             if one.f_code in self._loop.steps:
-                return not any(map(has_weights, islice(frames(frame), depth)))
+                beneath = islice(frames(frame), depth)
+                return not any(has_weights(one) or is_in(one.f_code, "/torch/distributed/") for one in beneath)
         return False
 
     def _is_between(self, frame: FrameType, stage: str) -> bool:

@@ -142,6 +142,17 @@ def test_waiting_until_a_queue_takes_what_is_put_is_no_wait_for_data() -> None:
         assert queue.get() == 2
 
 
+def test_a_package_that_computes_for_itself_is_no_model() -> None:
+    """As one that proposes the next setting by a Gaussian process: its gradients are not those of what is trained."""
+    for package, name, expected in (("optuna", "ask", "python"), ("accelerate", "backward", "backward")):
+        code = f"def {name}(loss, look):\n    loss.register_hook(lambda _: look())\n    loss.backward()"
+        exec(compile(code, f"/x/site-packages/{package}/a.py", "exec"), names := dict[str, Any]())
+        found = list[str]()
+        look = lambda found=found: found.append(part(sys._getframe(2), on_device=False).stage)  # noqa: E731
+        names[name](torch.ones((), requires_grad=True), look)
+        assert found == [expected]
+
+
 def test_what_a_librarys_callback_does_is_at_its_own_innermost_function() -> None:
     """In a library's loop; and not at that of NumPy, which it calls."""
     loop, found = LoopCode(), list[Place]()

@@ -147,6 +147,21 @@ def test_transforms_go_by_the_name_that_compose_called() -> None:
     assert found[0].transform == "Probe"
 
 
+def test_a_transform_goes_by_its_own_name_and_not_by_its_decorators() -> None:
+    code = """
+def decorated(function):
+    def fixed_func(look):
+        return function(look)
+    return fixed_func
+
+@decorated
+def slic(look):
+    return look()
+"""
+    exec(compile(code, "/x/site-packages/skimage/slic.py", "exec"), names := dict[str, Any]())
+    assert seen(names["slic"]).transform == "slic"
+
+
 def test_a_dataset_that_calls_a_transform_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     transforms, datasets = (pytest.importorskip(f"torchvision.{name}") for name in ("transforms", "datasets"))
     found: list[Place] = []
