@@ -255,8 +255,8 @@ def test_what_stands_between_the_loader_and_the_step_and_behind_it(kind: str) ->
         GENERATORS[kind](loader, training)
     (trainer,) = seen.recording.trainers
     part = kind.partition(",")[0]
-    for other in {"python", "prepare"} - {part}:  # without a model there is more of Python's own
-        assert trainer.stages[part] > (2 if "twice" in kind else 10) * trainer.stages.get(other, 0.0)
+    for other in {"python", "prepare"} - {part}:  # a step has a little Python of its own
+        assert trainer.stages[part] > 3 * trainer.stages.get(other, 0.0)
     if kind == "python, of weights":
         assert trainer.stages[part] > 3 * trainer.stages.get("forward", 0.0)
 
