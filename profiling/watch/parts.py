@@ -37,7 +37,7 @@ computes or is compiled, a block that is entered or left, a picture that is writ
 SIDE_WORK = r"/(site|dist)-packages/(optuna|botorch|ax|skopt|sklearn|shap|captum)/"
 """Packages that compute for themselves, with torch and gradients, too; the model that is trained is not theirs."""
 HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"
-"""Who waits until a queue takes what he puts there waits for no batch."""
+"""Whom a watched loader hands his batches waits for none where he waits until a queue takes something."""
 NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
 """Calls that belong to reading, and to writing as well."""
 DECODERS = (
@@ -103,7 +103,7 @@ def part(
             found = _of_frame(one, call) or (None if library else _of_own(call, blocked, held))
         elif found is None and not slashed(file).endswith(PLUMBING):
             found = _of_frame(one, None) or (None if library else "python")
-        if found == "wait" and is_in(code, HANDS_OVER):
+        if found == "wait" and not hands_itself and is_in(code, HANDS_OVER):
             found = None
         elif found in ("forward", "backward", "optimizer") and is_in(code, SIDE_WORK):
             found = "python"
@@ -119,7 +119,7 @@ def part(
         yields = hands_itself and source and (yields or yields_batches(code) or is_task(one))
         outermost = outermost if library else code
         callee, inner = one, False
-    if found is None and trains and not hands_itself and not in_model and innermost:
+    if found is None and trains and innermost and not (hands_itself or in_model or blocked in (LOCK, WAIT)):
         found = _of_own(called(innermost), blocked, held)
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
     if trains and found == "forward" and not in_model and own and innermost and _is_no_model(innermost):
