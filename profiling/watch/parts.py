@@ -21,7 +21,7 @@ from feedline.profiling.watch.rules import (
     is_library,
     is_ours,
     line_of,
-    package,
+    of_package,
     place_name,
     slashed,
 )
@@ -124,15 +124,8 @@ def part(
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
     if trains and found == "forward" and not in_model and own and innermost and _is_no_model(innermost):
         found = "python"
-    own = own or _of_package(frame, callee)
+    own = own or of_package(frame, callee)
     return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "")
-
-
-def _of_package(frame: FrameType | None, callee: FrameType | None) -> FrameType | None:
-    """The innermost frame of the package that a loop has called; None for torch and the standard library."""
-    name = package(callee.f_code.co_filename) if callee else ""
-    mine = (one for one in frames(frame) if package(one.f_code.co_filename) == name)
-    return next(mine, None) if name not in ("", "torch") else None
 
 
 def _reads(frame: FrameType, call: str | None, *, pictures: bool) -> bool:

@@ -198,11 +198,10 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
             place = place_name((theirs or one).f_code if stage in OF_THE_USER else code)
             return Place(stage, place, transform_name(one, inner) if stage == "transform" else None)
         fetches = FETCH in slashed(code.co_filename)
-        name = package(inner.f_code.co_filename) if fetches and own is None and inner is not None else ""
-        if name not in ("", "torch"):
+        works = of_package(frame, inner) if fetches and own is None else None
+        if works is not None:
             stage = BLOCKED.get(blocked() or "", "transform")
-            works = next(each.f_code for each in frames(frame) if package(each.f_code.co_filename) == name)
-            place = place_name(works)
+            place = place_name(works.f_code)
             return Place(stage, place, place.rpartition(":")[2] if stage == "transform" else None)
         if fetches and own is not None and outer is not None:
             stage = BLOCKED.get(blocked() or "", "transform")
@@ -279,6 +278,13 @@ def package(file: str) -> str:
     """Which installed one it is of; "" for the standard library's and for the user's own."""
     found = re.search(r"/(?:site|dist)-packages/(\w+)", slashed(file))
     return found[1] if found else ""
+
+
+def of_package(frame: FrameType | None, called: FrameType | None) -> FrameType | None:
+    """The innermost frame of the package that was called; None for torch, the standard library and the user's own."""
+    name = package(called.f_code.co_filename) if called else ""
+    mine = (one for one in frames(frame) if package(one.f_code.co_filename) == name)
+    return next(mine, None) if name not in ("", "torch") else None
 
 
 def is_ours(file: str) -> bool:

@@ -166,7 +166,8 @@ class TrainerWatch:
             makes = Place("prepare", place.where)
             self._hold(makes if place.where in self._prepares else place, makes, seconds, spent)
         else:
-            self._prepares.update([place.where] if place.where else [])
+            if place.where:
+                self._prepares.add(place.where)
             self._main.add(Place("prepare", place.where), seconds, spent)
 
     def _hold(self, place: Place, again: Place, seconds: float, spent: Spent) -> None:
@@ -192,10 +193,11 @@ class TrainerWatch:
             return False
         if takes_gradient(frame, weights=False):
             return False
-        for depth, one in enumerate(frames(frame)):
+        for one in frames(frame):
             if one.f_code in self._loop.steps:
-                beneath = islice(frames(frame), depth)
-                return not any(has_weights(one) or is_in(one.f_code, "/torch/distributed/") for one in beneath)
+                return True
+            if has_weights(one) or is_in(one.f_code, "/torch/distributed/"):
+                return False
         return False
 
     def _is_between(self, frame: FrameType, stage: str) -> bool:
