@@ -218,7 +218,7 @@ def record_of(
     }
     notes = [f"{cell.name} could not be measured: {why}" for cell, why in found.failed.items()]
     if missing := [cell.name for cell in cells if cell not in found.windows and cell not in found.failed]:
-        notes.append(f"the time was over before these were measured (--budget): {', '.join(missing)}")
+        notes.append(f"the time was over before these were measured (--budget): {'; '.join(missing)}")
     record: dict[str, Any] = {
         **about,
         "batch_size": config.batch_size,
@@ -276,8 +276,12 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
         if fed["share"] is not None and fed["share"] > best.get(key, {"share": 0.0})["share"]:
             best[key] = fed
     if not best:
-        why = "no model was measured on it" if record.get("gpu") else "no GPU was there to feed"
-        return {"statement": f"What this machine's cores deliver; {why}.", "fed_all": None}
+        what, why = "cores deliver", "no GPU was there to feed"
+        if record["ceilings"]:
+            what, why = f"cores deliver, and what {device} takes", "no time was left to see one feed the other"
+        elif record.get("gpu"):
+            why = "no model was measured on its GPU"
+        return {"statement": f"What this machine's {what}; {why}.", "fed_all": None}
     worst = min(best.values(), key=lambda fed: fed["share"])
     name = f"{worst['model']} at {worst['image_size']} px"
     if worst["share"] >= FED:

@@ -4,9 +4,9 @@ Settings of a subject of kind "script":
   argv       the script and its arguments; `-m MODULE …` runs a module
   loader     which of its DataLoaders trains: its place among them as they are first iterated; 0 where it is not given
   how        none: as it is · workers: the same DataLoader with `num_workers` · webdataset: the same DataLoader over
-             stock webdataset reading `split` · feedline: `Loader.like` over `split` · cached: its own first batches
-             again and again, which is what the script would do if data were free; laid out as feedline's loader hands
-             them over, and freed memory is kept, as there
+             stock webdataset reading `split` · feedline: `Loader.like` over `split`; of floats, on the GPU where the
+             script uses one · cached: its own first batches again and again, which is what the script would do if
+             data were free; laid out, and there, as feedline's loader hands them over, and freed memory is kept
   split, num_workers   where `how` needs them; workers live on from epoch to epoch
 
 The training DataLoader never ends: epochs follow each other until the window is full. From its first batch on the
@@ -124,14 +124,27 @@ def swapped(loader: Any, original: Iterate, settings: dict[str, Any]) -> Iterato
     if how == "cached":
         return cached(original(loader))
     if how == "feedline":
-        from feedline.pipeline.loader import Loader
-
-        workers = settings["num_workers"]  # they persist: no epoch's start counts
-        ours = Loader.like(loader, settings["split"], persistent_workers=True, num_workers=workers)
-        return endless(ours.__iter__, NO_BATCH)
+        return endless(ours(loader, settings).__iter__, NO_BATCH)
     another = {"none": lambda *_: loader, "workers": with_workers, "webdataset": over_webdataset}[how]
     chosen = another(loader, settings)
     return endless(lambda: original(chosen), NO_BATCH)
+
+
+def ours(loader: Any, settings: dict[str, Any]) -> Any:
+    """As the remedy's line has it: floats are made on the GPU that the script uses, not by the trainer's threads."""
+    from feedline.pipeline.loader import Loader
+
+    options = {"persistent_workers": True, "num_workers": settings["num_workers"]}  # no epoch's start counts
+    like = Loader.like(loader, settings["split"], **options)
+    if like.device is None or not cuda_in_use():
+        return like
+    return Loader.like(loader, settings["split"], device="cuda", **options)
+
+
+def cuda_in_use() -> bool:
+    import torch
+
+    return torch.cuda.is_initialized()
 
 
 def cached(batches: Iterator[Any]) -> Iterator[Any]:
@@ -141,7 +154,8 @@ def cached(batches: Iterator[Any]) -> Iterator[Any]:
         cache.keep(batch)
     if not cache.kept:
         raise NO_BATCH
-    cache = cache.laid_out() or cache
+    floats = any(getattr(tensor.dtype, "is_floating_point", False) for tensor in tensors(cache.kept[0].batch))
+    cache = cache.laid_out("cuda" if floats and cuda_in_use() else None) or cache
     while True:
         yield cache.next()
 

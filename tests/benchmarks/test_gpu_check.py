@@ -116,7 +116,13 @@ def test_the_time_is_kept_and_what_it_had_no_room_for_is_named() -> None:
     record = checked(machine, config)
     assert machine.now_s <= 62
     assert len(record["ceilings"]) == 2, "the most telling comes first"
-    assert "the time was over" in record["notes"][-1] and "1 worker," in record["notes"][-1]
+    assert "the time was over" in record["notes"][-1] and "1 worker;" in record["notes"][-1]
+
+
+def test_a_ceiling_without_the_time_to_feed_it_is_told_as_that() -> None:
+    record = checked(Machine(), GpuCheckConfig(models=("mobilenet_v2",), device="cuda", budget_s=20))
+    assert record["ceilings"] and not record["fed"] and record["fed_all"] is None
+    assert "what A GPU takes; no time was left to see one feed the other" in record["statement"]
 
 
 def test_everything_is_measured_again_while_there_is_time() -> None:

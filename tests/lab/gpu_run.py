@@ -35,8 +35,8 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, KERNEL = ROOT / "benchmarks" / "results", ROOT / "pipeline" / "kernel"
 TESTS = (
-    "tests/pipeline/test_device.py", "tests/pipeline/test_gpu_decode.py", "tests/profiling/watch/test_cuda.py",
-    "tests/profiling/machine/test_nvml.py", "tests/train/test_on_gpu.py",
+    "tests/pipeline/test_device.py", "tests/pipeline/test_like.py", "tests/pipeline/test_gpu_decode.py",
+    "tests/profiling/watch/test_cuda.py", "tests/profiling/machine/test_nvml.py", "tests/train/test_on_gpu.py",
 )  # fmt: skip
 GRACE_S = 15
 """Of the time that a call has, what its last writing may take; of that, what a command may that is told to stop."""

@@ -366,3 +366,14 @@ def test_one_number_normalises_all_three_colours(folder: Path, split: Path, one:
     dataset = datasets.ImageFolder(str(folder), transforms.Compose(steps))
     config = Loader.like(DataLoader(dataset, batch_size=4, shuffle=True), split, num_workers=0).config
     assert (config.mean, config.std) == ((0.5,) * 3, (0.25,) * 3)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_batches_are_what_the_host_s_are(folder: Path, split: Path) -> None:
+    steps = [transforms.Resize(32), transforms.CenterCrop(28), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    theirs = dataloader(folder, steps)
+    on_host, on_gpu = (Loader.like(theirs, split, rank=0, world_size=1, device=where) for where in ("cpu", "cuda"))
+    for (images, labels), (expected, expected_labels) in zip(on_gpu, on_host, strict=True):
+        assert images.is_cuda and labels.is_cuda
+        torch.testing.assert_close(images.cpu(), expected, rtol=2e-6, atol=2e-6)
+        assert torch.equal(labels.cpu(), expected_labels)

@@ -62,7 +62,7 @@ def _with_trial(at: Situation, now: Throughput, trial: Trial, as_is: Trial | Non
         worker_s, worker_cpu_s = cost_s + computed_s + waited_s, cost_s + computed_s
         return replace(
             now, worker_s=worker_s, worker_cpu_s=worker_cpu_s, handover_s=0.0, contention={},
-            epoch_start_s=at.kept_start_s(worker_s), step_s=now.step_s / times,
+            epoch_start_s=at.kept_start_s(worker_s), step_s=now.step_s / times / _without_copies(at),
             trainer_cpu_s=now.trainer_cpu_s / times,
         )  # fmt: skip
     if as_is is None or not as_is.load_cpu_s_per_sample:
@@ -72,6 +72,19 @@ def _with_trial(at: Situation, now: Throughput, trial: Trial, as_is: Trial | Non
     share = min(1.0, shrinking_s / now.worker_s) if now.worker_s else 1.0
     scale = 1.0 - share + share * (cost_s / as_is.load_cpu_s_per_sample)
     return replace(now, worker_s=now.worker_s * scale, worker_cpu_s=now.worker_cpu_s * scale)
+
+
+def _on_gpu(at: Situation) -> bool:
+    """Whether feedline's loader is to make the floats of its batches on the GPU, and copy their bytes there while the
+    model computes: by `device="cuda"`, for a script that has floats from its DataLoader."""
+    loader, device = at.measured.loader, at.recording.compute.device or ""
+    return device.startswith("cuda") and loader is not None and any("float" in kind for kind in loader.batch_dtypes)
+
+
+def _without_copies(at: Situation) -> float:
+    """How many times as fast the model is where it waits for no copy."""
+    copy_s, step_s = at.measured.trainer.copy_s or 0.0, at.now.step_s
+    return step_s / (step_s - copy_s) if _on_gpu(at) and copy_s < step_s else 1.0
 
 
 def own_s(at: Situation) -> tuple[float, float]:
@@ -105,7 +118,7 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
         needs=_needs(loader, trial), changes=_changes(at, trial), trial=trial,
         extra_error=math.hypot(max(0.05, spread), batches.error),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
-        ceiling_times=batches.value * (without_handover(at) if ours else 1.0),
+        ceiling_times=batches.value * (without_handover(at) * _without_copies(at) if ours else 1.0),
     )  # fmt: skip
 
 
@@ -113,8 +126,10 @@ def _why_prepared(at: Situation, trial: Trial, then: Throughput, batches: Rate) 
     cost, before = units.seconds(then.worker_s), units.seconds(at.now.worker_s or None)
     own = ", your own transforms with it" if trial.loader == "feedline" and own_transforms(at) else ""
     why = f"one sample then takes {cost} of a worker instead of {before}{own}, measured on {trial.samples} of yours"
-    moved = then.rate() > at.ceiling and batches.value > FASTER
-    faster = f"; the model is {units.times(batches.value)} as fast on its batches (layout, freed memory kept)"
+    times = batches.value * (_without_copies(at) if trial.loader == "feedline" else 1.0)
+    moved = then.rate() > at.ceiling and times > FASTER
+    what = "layout, freed memory kept" if at.measured.machine.on_cpu else "layout, copied while it computes"
+    faster = f"; the model is {units.times(times)} as fast on its batches ({what})"
     return why + LIMITS.get(then.binding(), "") + (faster if moved else "")
 
 
@@ -125,14 +140,14 @@ def _prepare_command(trial: Trial) -> str:
 
 
 def _loader_lines(at: Situation, loader: LoaderSeen, count: int, *, fits: bool) -> str:
-    imported = "from feedline.pipeline.loader import Loader\nloader = "
+    imported, on_gpu = "from feedline.pipeline.loader import Loader\nloader = ", ', device="cuda"' * _on_gpu(at)
     if fits and loader.kind != "feedline":
         workers = f", num_workers={count}" if count != at.now.workers else ""
-        return f'{imported}Loader.like(your_dataloader, "OUT/train"{workers})'
+        return f'{imported}Loader.like(your_dataloader, "OUT/train"{workers}{on_gpu})'
     sizes = f", image_size={size}" if (size := image_size(loader)) else ""
     sizes += f", batch_size={loader.batch_size}" if loader.batch_size else ""
     own = ",\n                transform=your_transforms" if own_transforms(at) else ""
-    return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{own})'
+    return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{on_gpu}{own})'
 
 
 def _needs(loader: LoaderSeen, trial: Trial) -> str:

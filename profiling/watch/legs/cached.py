@@ -55,9 +55,9 @@ class Cache:
             self.kept[self.turn] = self.kept[self.turn].restored()
         return self.kept[self.turn].batch
 
-    def laid_out(self) -> "Cache | None":
-        """Copies with their images in channels_last, as feedline's loader hands them over (NHWC seen as NCHW); None
-        where no batch holds images."""
+    def laid_out(self, device: str | None = None) -> "Cache | None":
+        """Copies with their images in channels_last, as feedline's loader hands them over (NHWC seen as NCHW), on
+        `device` where one is given; None where no batch holds images."""
         other, changed = Cache(), False
         for kept in self.kept:
             twin = copy.deepcopy(kept.pristine)
@@ -65,7 +65,11 @@ class Cache:
                 if _is_tensor(tensor) and tensor.ndim == 4 and 1 <= tensor.shape[1] <= 4:
                     tensor.data = tensor.contiguous(memory_format=sys.modules["torch"].channels_last)
                     changed = True
-            other.kept.append(Kept(_copied(twin, kept.pinned), twin, kept.pinned))
+            pinned = kept.pinned
+            if device is not None:
+                moved = {id(tensor): tensor.to(device) for tensor in tensors(twin) if _is_tensor(tensor)}
+                twin, pinned = copy.deepcopy(twin, moved), [False] * len(pinned)
+            other.kept.append(Kept(_copied(twin, pinned), twin, pinned))
         return other if changed else None
 
 

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from feedline.benchmarks.measure.rounds import Bench, MeasureError
+from feedline.benchmarks.measure.script_subject import ours
 from feedline.benchmarks.measure.window import Subject, Window
+from feedline.pipeline.loader import Loader
 
 PRELUDE = """
 import os, time
@@ -141,3 +145,20 @@ for epoch in range(10**6):
     assert measured(bench, tmp_path, text).samples > 0
     with pytest.raises(MeasureError, match="AssertionError"):
         measured(bench, tmp_path, "torch.set_num_threads(torch.get_num_threads() + 5)" + text)  # its last word
+
+
+@pytest.mark.parametrize(
+    ("usual", "cuda", "wanted"), [("cpu", True, "cuda"), (None, True, None), ("cpu", False, "cpu")]
+)
+def test_floats_are_made_on_the_gpu_that_the_script_uses(
+    monkeypatch: pytest.MonkeyPatch, usual: str | None, cuda: bool, wanted: str | None
+) -> None:
+    """On the host the trainer's threads would make them, 15 cores of 16 busy, and the model would wait for that."""
+
+    def like(dataloader: Any, split: str, *, device: str | None = usual, **options: Any) -> Any:
+        assert (dataloader, split, options) == ("theirs", "OUT", {"num_workers": 3, "persistent_workers": True})
+        return SimpleNamespace(device=device)
+
+    monkeypatch.setattr(Loader, "like", like)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
+    assert ours("theirs", {"split": "OUT", "num_workers": 3}).device == wanted

@@ -70,6 +70,25 @@ def test_another_number_of_workers_is_in_the_line() -> None:
     assert all("num_workers=2" in one.command for one in of_family(seen, "shards"))
 
 
+@pytest.mark.parametrize(
+    ("device", "dtypes", "on_gpu"),
+    [("cuda:0", ["float32", "int64"], True), ("cuda:0", ["uint8", "int64"], False), ("cpu", ["float32"], False)],
+)
+def test_on_a_gpu_floats_are_made_there_and_the_model_waits_for_no_copy(
+    device: str, dtypes: list[str], on_gpu: bool
+) -> None:
+    costs = {"wait_s": 0.2, "compute_s": 0.02, "cores": 16, "device": device, "starved_s": 0.2, "idle_s": 0.0}
+    without, copying = (
+        with_loader(made(trials=TRIALS, ceiling=free, copy_s=copy_s, **costs), refused="", batch_dtypes=dtypes)
+        for copy_s, free in ((0.0, 1600.0), (0.02, 800.0))
+    )
+    shards = of_family(copying, "shards")[0]
+    assert ('"OUT/train", device="cuda")' in shards.command) == on_gpu
+    times = shards.samples_per_s / of_family(without, "shards")[0].samples_per_s
+    assert times == pytest.approx(1.0 if on_gpu else 0.5, rel=0.05)
+    assert ("copied while it computes" in shards.why) == on_gpu
+
+
 def test_a_cache_has_the_room_that_is_there() -> None:
     """In a container /dev/shm has 64 MB, whatever memory its host has."""
     seen = made(wait_s=0.2, compute_s=0.01, workers=2, cores=2, stages={"read": 0.01}, trials=TRIALS)

@@ -123,6 +123,17 @@ def test_batches_are_laid_out_as_feedline_hands_them_over_and_stay_what_they_are
     assert torch.equal(ours.next()["pixels"][0], images)
 
 
+def test_batches_are_laid_out_where_feedline_hands_them_over() -> None:
+    """A device without memory stands for a GPU."""
+    cache = Cache()
+    cache.keep([torch.rand(8, 3, 5, 7), {"labels": torch.arange(8)}])
+    ours = cache.laid_out("meta")
+    assert ours is not None
+    images, labels = ours.next()[0], ours.next()[1]["labels"]
+    assert images.is_meta and labels.is_meta and images.is_contiguous(memory_format=torch.channels_last)
+    assert not cache.next()[0].is_meta
+
+
 def replaced(batch: Any) -> None:
     batch["image"] = batch["image"].permute(0, 2, 3, 1)
 
