@@ -6,13 +6,14 @@ from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.bound import THRESHOLDS, WORDS, Judged
 from feedline.profiling.explain.cause import Cause, spent_in
 from feedline.profiling.explain.measure.main_thread import parts_of
-from feedline.profiling.explain.measure.rates import ERRORS_90
-from feedline.profiling.explain.measure.situation import HARDLY, Measured
+from feedline.profiling.explain.measure.rates import ERRORS_90, evaluations_waited_s
+from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.explain.predict import Cold, cold_epoch
 from feedline.profiling.record import units
 
-PAUSED = 0.1  # share of the whole time from which it is said that pauses are kept apart
+PAUSED, MUCH_PAUSED = 0.1, 0.25
+"""Shares of the whole time from which it is said, and from which the verdict says, that pauses are kept apart."""
 
 
 def headline(measured: Measured, verdict: Judged) -> str:
@@ -30,7 +31,9 @@ def headline(measured: Measured, verdict: Judged) -> str:
         "trainer": f"{units.percent(shares.trainer)} of the time is the script's own Python",
         "compute": f"the model computes {units.percent(shares.compute)} of the time",
     }[bound]
-    return f"{name}: {words}."
+    share = paused(measured)
+    apart = f", apart from evaluations and checkpoints: {units.percent(share)} of the whole" * (share >= MUCH_PAUSED)
+    return f"{name}: {words}{apart}."
 
 
 def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
@@ -76,16 +79,25 @@ def _without_steps(measured: Measured) -> list[str]:
     return sentences
 
 
-def _of_pauses(measured: Measured) -> list[str]:
-    """Evaluations and checkpoints amid the steps, where they take a notable share."""
+def paused(measured: Measured) -> float:
+    """The share of the whole time of evaluations and checkpoints amid the steps, where it is notable."""
     steps = measured.recording.measured()
-    paused_s, whole_s = sum(step.pause_s for step in steps), sum(step.duration_s for step in steps)
-    if paused_s < PAUSED * whole_s:
+    whole_s = sum(step.duration_s for step in steps)
+    share = sum(step.pause_s for step in steps) / whole_s if whole_s else 0.0
+    return share if share >= PAUSED else 0.0
+
+
+def _of_pauses(measured: Measured) -> list[str]:
+    if not (share := paused(measured)):
         return []
-    share = units.percent(paused_s / whole_s)
-    return [
-        f"Evaluations and checkpoints amid the steps take {share} of the whole time: no rate and no share has them."
-    ]
+    recording, steps = measured.recording, measured.recording.measured()
+    waits = evaluations_waited_s(recording, steps) / sum(step.duration_s for step in steps)
+    words = f"Evaluations and checkpoints amid the steps take {units.percent(share)} of the whole time"
+    if waits >= DATA_BOUND:
+        workers = {str(one.num_workers) for one in recording.loaders if one.phase == "eval" and one.kind == "torch"}
+        whose = f" (num_workers={workers.pop()})" if len(workers) == 1 else ""
+        words += f", and {units.percent(waits)} of the whole is waiting for batches of their own DataLoader{whose}"
+    return [f"{words}: no rate and no share has them."]
 
 
 def _of_the_ceiling(measured: Measured) -> list[str]:

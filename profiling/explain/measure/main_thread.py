@@ -18,7 +18,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, median_rate, seconds_of, stretches, waited_s
+from feedline.profiling.explain.measure.rates import (
+    ERRORS_90,
+    Rate,
+    evaluations_waited_s,
+    median_rate,
+    seconds_of,
+    stretches,
+    waited_s,
+)
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, function_of, looked_error, together
 from feedline.profiling.record.recording import Recording, Step, ThreadTime
 from feedline.profiling.record.uncertainty import look_error, share_error
@@ -196,8 +204,10 @@ def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, samp
         dry = _dry(steps, ranks_s) - between
         own = min(own, dry)
         other = min(other, dry - own)
-    elif not sampled:  # batches made where the loader's clock does not run
-        other += max(0.0, seen - data - 2 * seen_error)
+    elif not sampled:  # batches made where no loader's clock runs
+        clocked_s = sum(map(waited_s, steps)) + evaluations_waited_s(recording, steps)
+        clocked = clocked_s / sum(step.duration_s for step in steps) + between
+        other += max(0.0, seen - max(data, clocked) - 2 * seen_error)
     trainer = min(1.0 - data - copy, own)
     other = min(1.0 - data - copy - trainer, other)
     compute = max(0.0, 1.0 - data - copy - trainer - other)

@@ -4,6 +4,7 @@ Rates are samples per second over the time of the measured steps (warm-up, evalu
 out), summed over ranks. In a loop whose batches nobody sees (`LoaderSeen.kind` unwatched) a sample is a step.
 """
 
+import bisect
 import math
 import statistics
 from collections.abc import Sequence
@@ -91,6 +92,18 @@ def seconds_of(steps: Sequence[Step]) -> float:
     """Time of one rank (the mean over ranks), pauses left out."""
     ranks = {step.rank for step in steps}
     return sum(max(0.0, step.duration_s - step.pause_s) for step in steps) / max(len(ranks), 1)
+
+
+def evaluations_waited_s(recording: Recording, steps: Sequence[Step]) -> float:
+    """Seconds of pauses amid these steps that were waiting for batches of other loaders."""
+    pauses = sorted((step.rank, step.start_s, step.start_s + step.duration_s) for step in steps if step.pause_s)
+    waited = 0.0
+    for step in recording.steps:
+        if step.phase != "train":
+            before = bisect.bisect_right(pauses, (step.rank, step.start_s, math.inf)) - 1
+            within = before >= 0 and pauses[before][0] == step.rank and step.start_s < pauses[before][2]
+            waited += step.wait_s if within else 0.0
+    return waited
 
 
 def waited_s(step: Step) -> float:
