@@ -236,10 +236,19 @@ def _errors(at: Situation, change: Change) -> list[float]:
     if not _is_measured(at, change):
         errors += [MODEL_ERROR, _ceiling_error(at) if limit == "compute" else 0.0]
     if left_out:
-        errors.append(2 * left_out * at.measured.workers.alone_error)
+        errors.append(2 * left_out * at.measured.workers.alone_error * _of_workers(at, then, limit))
     if then.workers and at.now.workers:
         errors.append(ERROR_PER_DOUBLING * abs(math.log2(then.workers / at.now.workers)))
     return errors
+
+
+def _of_workers(at: Situation, then: Throughput, limit: str) -> float:
+    """How much of the limit is what a sample takes a worker now, the error of which is then in it."""
+    if limit == "workers":
+        return min(1.0, at.now.worker_s / then.worker_s)
+    if limit == "cores":
+        return min(at.now.worker_cpu_s, then.worker_cpu_s) / (then.worker_cpu_s + then.trainer_cpu_s)
+    return 1.0
 
 
 def _is_measured(at: Situation, change: Change) -> bool:

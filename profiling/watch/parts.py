@@ -36,6 +36,8 @@ NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextl
 computes or is compiled, a block that is entered or left, a picture that is written."""
 SIDE_WORK = r"/(site|dist)-packages/(optuna|botorch|ax|skopt|sklearn|shap|captum)/"
 """Packages that compute for themselves, with torch and gradients, too; the model that is trained is not theirs."""
+OPTIMIZERS = r"/torch/optim/optimizer\.py:"
+"""What torch puts around the step of every optimiser."""
 HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"
 """Whom a watched loader hands his batches waits for none where he waits until a queue takes something."""
 NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
@@ -79,23 +81,24 @@ def part(
     `file:function:line` of the user's own. What that called in a library decides, where a rule knows it; else what C
     function it calls, and whose. `blocked` is what the thread is mostly blocked in, `held` whether it held the
     interpreter lock. What makes batches is told of a loop that `hands_itself` its batches by all that it reads and
-    iterates over, of one that a watched loader hands them by the pictures that are decoded. Where an optimiser
-    steps (`trains`), what the script, or a library for it, asks of torch, in no model and for no gradient, is no part
-    of the model. Where none of the script's own works, it is at the innermost function of the package that the loop
+    iterates over, of one that a watched loader hands them by the pictures that are decoded, and by what a framework
+    calls for that. Where an optimiser steps (`trains`), what the script, or a library for it, asks of torch, in no
+    model and for no gradient, is no part of the model; beneath an optimiser's step, which may be one of the script's,
+    it is that. Where none of the script's own works, it is at the innermost function of the package that the loop
     calls; "" for torch's."""
-    inner, found, in_model = True, None, False
+    inner, found, in_model, in_optimizer = True, None, False, False
     own: FrameType | None = None
     innermost: FrameType | None = None
     callee: FrameType | None = None
     """What the loop has called."""
     outermost: CodeType | None = None
     """Of the user's own, beneath the loop's."""
-    reads = yields = False
+    reads = yields = prepares = False
     for one in frames(frame):
         code, file = one.f_code, one.f_code.co_filename
         if is_ours(file):
             continue
-        in_model = in_model or has_weights(one)
+        in_model, in_optimizer = in_model or has_weights(one), in_optimizer or is_in(code, OPTIMIZERS)
         library = is_library(file) or generated(one)
         innermost = innermost or one
         call = called(one) if inner else None
@@ -108,6 +111,7 @@ def part(
         elif found in ("forward", "backward", "optimizer") and is_in(code, SIDE_WORK):
             found = "python"
         own = own or (None if library else one)
+        prepares = prepares or TRAINER.stage_of(code, one.f_lineno) == "prepare"
         source = not is_in(code, NO_SOURCE)
         reads = source and (reads or _reads(one, call, pictures=not hands_itself))
         if loop is not None and code in loop.steps:
@@ -123,7 +127,9 @@ def part(
         found = _of_own(called(innermost), blocked, held)
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
     if trains and found == "forward" and not in_model and own and innermost and _is_no_model(innermost):
-        found = "python"
+        found = "optimizer" if in_optimizer else "python"
+    if prepares and not (hands_itself or in_model) and found in (("python",) if on_device else ("python", "forward")):
+        found = "prepare"
     own = own or of_package(frame, callee)
     return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "")
 

@@ -20,6 +20,7 @@ from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 
 DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
 HERE = __file__.replace("\\", "/").rpartition("/watch/")[0] + "/"
+_OF_NO_FILE = ("<stdin", "<string", "<ipython")
 _STANDARD = os.path.dirname(os.__file__)  # noqa: PTH120  cheap: this is imported in every interpreter of a run
 
 
@@ -133,6 +134,10 @@ TRAINER = Rules(
         Rule("unpickle", "/multiprocessing/reduction.py", "recv.*|rebuild.*|loads"),
         Rule("pin", "/torch/utils/data/_utils/pin_memory.py"),
         Rule("wait", "/torch/utils/data/dataloader.py /torchdata/ /webdataset/"),
+        # where frameworks have a script prepare a batch that its loader has made
+        Rule("prepare", "/ignite/engine/__init__.py", line=r"prepare_batch\("),
+        Rule("prepare", "/lightning/pytorch/core/module.py /pytorch_lightning/core/module.py",
+             "_apply_batch_transfer_handler"),
         Rule("checkpoint", "/torch/serialization.py", ".*save.*|.*write.*"),
         Rule("backward", "/torch/autograd/"),
         Rule("backward", "/torch/_tensor.py", "backward"),
@@ -220,6 +225,9 @@ def transform_name(frame: FrameType, called: FrameType | None) -> str:
     """Which transform a frame of stage transform works for: what a Compose called; else, in the user's own code, what
     the frame called; else the outermost transform frame around it."""
     inner, named = called, frame
+    calls = any(caller in slashed(frame.f_code.co_filename) for caller in CALLERS)
+    if calls and called is not None and not is_library(called.f_code.co_filename):
+        return display_name(called)
     if not is_library(frame.f_code.co_filename) and not is_in(frame.f_code, COMPOSERS):
         return display_name(called or frame)
     for one in frames(frame):
@@ -269,8 +277,10 @@ def frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 @lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
-    """Installed packages and the standard library: everything else is the user's own code."""
-    return file.startswith((_STANDARD, "<frozen")) or "/site-packages/" in file or "/dist-packages/" in file
+    """Installed packages, the standard library, and what these have made, which has a name in <> for a file, as a
+    script that is no file has: everything else is the user's own code."""
+    made = file.startswith("<") and not file.startswith(_OF_NO_FILE)
+    return made or file.startswith(_STANDARD) or "/site-packages/" in file or "/dist-packages/" in file
 
 
 @lru_cache(maxsize=4096)

@@ -403,6 +403,20 @@ def test_a_little_less_to_do_is_a_little_faster_whatever_limit_takes_over() -> N
             assert predict(found, change).gain < 1.15
 
 
+def test_what_an_idle_worker_takes_is_no_doubt_where_that_is_not_the_limit() -> None:
+    """The training thread prepares the batches; what it takes its worker to make them is hardly known."""
+    seen = made(wait_s=0.002, python_s=0.078, compute_s=0.02, workers=1, cores=2, trainer_cpu_s=0.006,
+                stages={"decode": 0.00003})  # fmt: skip
+    parts = {name.replace("python", "prepare"): s for name, s in seen.trainers[0].stages.items()}
+    places = {"prepare train.py:opened:3": parts["prepare"]}
+    known = at(replace(seen, trainers=[replace(seen.trainers[0], stages=parts, functions=places)]))
+    workers = replace(known.measured.workers, alone_error=1.0)
+    unknown = replace(known, measured=replace(known.measured, workers=workers))
+    lows = [[predict(here, change).gain_low for remedy in REMEDIES for change in remedy(here)
+             if change.target == "train.py:opened"] for here in (known, unknown)]  # fmt: skip
+    assert len(lows[0]) == 2 and lows[0] == pytest.approx(lows[1], rel=0.05)
+
+
 def test_a_trial_replaces_the_workers_cost() -> None:
     trials = trials_of(("raw", 64, 0.0001))
     seen = made(

@@ -155,6 +155,57 @@ def test_a_package_that_computes_for_itself_is_no_model() -> None:
         assert found == [expected]
 
 
+def test_what_an_optimizer_of_the_scripts_own_computes_is_the_optimizers(user: ModuleType) -> None:
+    class Own(torch.optim.Optimizer):
+        def step(self, closure: Callable[[], None] | None = None) -> None:
+            assert closure is not None
+            closure()
+
+    own = Own([torch.nn.Parameter(torch.ones(2))], {})
+
+    def through(look: Callable[[], None]) -> None:
+        own.step(lambda: user.counts(look))
+
+    assert [caught(way, trains=True)[1] for way in (through, user.counts)] == ["optimizer", "python"]
+    assert caught(lambda look: own.step(lambda: user.trains(look)), trains=True)[1] == "forward"
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "line"),
+    [
+        ("ignite/engine/__init__.py", "update", "x = prepare_batch(look)"),
+        ("ignite/engine/__init__.py", "update", "x = output_transform(look)"),
+        ("lightning/pytorch/core/module.py", "_apply_batch_transfer_handler", "hook(look)"),
+        ("lightning/pytorch/core/module.py", "log", "hook(look)"),
+    ],
+)
+def test_what_a_framework_has_a_script_prepare_of_a_batch_is_that(
+    file: str, function: str, line: str, tmp_path: Path, user: ModuleType
+) -> None:
+    path = tmp_path / "site-packages" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(code := f"def {function}(look):\n    {line}\n")
+    names = dict.fromkeys(("prepare_batch", "output_transform", "hook"), user.plain)
+    exec(compile(code, str(path), "exec"), names)
+    found = list[str]()
+
+    def look() -> None:
+        frame = sys._getframe(1)
+        found.extend(part(frame, on_device=False, hands_itself=itself).stage for itself in (False, True))
+
+    names[function](look)
+    prepares = function != "log" and "output" not in line
+    assert found == ["prepare" if prepares else "python", "python"], "whom nobody hands batches makes them all"
+
+
+def test_code_that_a_package_has_made_is_no_place_of_the_scripts() -> None:
+    """As NetworkX makes its functions: it has no file, and a name that nobody knows."""
+    names = dict[str, Any](look=lambda: part(sys._getframe(1), on_device=False, trains=True, held=True))
+    exec(compile("def made():\n    return look()", "<class 'argmap'> compilation 54", "exec"), names)
+    exec(compile("def measures():\n    return made()", "/home/x/train.py", "exec"), names)
+    assert names["measures"]() == Place("python", "train.py:measures:2")
+
+
 def test_what_a_librarys_callback_does_is_at_its_own_innermost_function() -> None:
     """In a library's loop; and not at that of NumPy, which it calls."""
     loop, found = LoopCode(), list[Place]()

@@ -175,6 +175,23 @@ def test_a_dataset_that_calls_a_transform_is_none(monkeypatch: pytest.MonkeyPatc
     assert (found[-1].stage, found[-1].transform) == ("transform", "ToTensor")
 
 
+def test_a_filter_of_the_scripts_is_not_the_library_s_that_calls_it() -> None:
+    filters = pytest.importorskip("webdataset.filters")
+    found: list[Place] = []
+
+    class FarFromHoldout:
+        def near(self) -> None:
+            found.append(here())
+
+        def __call__(self, samples: Any) -> Any:
+            for sample in samples:
+                self.near()
+                yield sample
+
+    assert list(filters.map(lambda sample: sample)(FarFromHoldout()([1]))) == [1]
+    assert found[0].stage == "transform" and found[0].transform == "FarFromHoldout"
+
+
 def test_a_look_keeps_nothing_of_the_scripts_alive() -> None:
     """Before Python 3.13 a frame keeps the dict of its variables that it was asked for."""
     transforms = pytest.importorskip("torchvision.transforms")
