@@ -20,7 +20,7 @@ from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 
 DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
 HERE = __file__.replace("\\", "/").rpartition("/watch/")[0] + "/"
-_OF_NO_FILE = ("<stdin", "<string", "<ipython")
+_OF_NO_FILE = ("<stdin", "<string", "<ipython", "<python", "<console", "<command", "<doctest")
 _STANDARD = os.path.dirname(os.__file__)  # noqa: PTH120  cheap: this is imported in every interpreter of a run
 
 

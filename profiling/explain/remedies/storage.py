@@ -128,7 +128,8 @@ def _why_prepared(at: Situation, trial: Trial, then: Throughput, batches: Rate) 
     why = f"one sample then takes {cost} of a worker instead of {before}{own}, measured on {trial.samples} of yours"
     times = batches.value * (_without_copies(at) if trial.loader == "feedline" else 1.0)
     moved = then.rate() > at.ceiling and times > FASTER
-    what = "layout, freed memory kept" if at.measured.machine.on_cpu else "layout, copied while it computes"
+    what = "layout, freed memory kept" if at.measured.machine.on_cpu else "layout"
+    what += ", copied while it computes" if _on_gpu(at) else ""
     faster = f"; the model is {units.times(times)} as fast on its batches ({what})"
     return why + LIMITS.get(then.binding(), "") + (faster if moved else "")
 
@@ -140,7 +141,9 @@ def _prepare_command(trial: Trial) -> str:
 
 
 def _loader_lines(at: Situation, loader: LoaderSeen, count: int, *, fits: bool) -> str:
-    imported, on_gpu = "from feedline.pipeline.loader import Loader\nloader = ", ', device="cuda"' * _on_gpu(at)
+    imported, on_gpu = "from feedline.pipeline.loader import Loader\nloader = ", ""
+    if _on_gpu(at):  # "cuda" is the current one: a rank's own where the script says torch.cuda.set_device
+        on_gpu = ', device="cuda"' if at.now.ranks == 1 else ', device=f"cuda:{local_rank}"'
     if fits and loader.kind != "feedline":
         workers = f", num_workers={count}" if count != at.now.workers else ""
         return f'{imported}Loader.like(your_dataloader, "OUT/train"{workers}{on_gpu})'

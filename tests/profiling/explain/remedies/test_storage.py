@@ -87,6 +87,8 @@ def test_on_a_gpu_floats_are_made_there_and_the_model_waits_for_no_copy(
     times = shards.samples_per_s / of_family(without, "shards")[0].samples_per_s
     assert times == pytest.approx(1.0 if on_gpu else 0.5, rel=0.05)
     assert ("copied while it computes" in shards.why) == on_gpu
+    ranks = replace(copying, compute=replace(copying.compute, world_size=2))
+    assert ('device=f"cuda:{local_rank}")' in of_family(ranks, "shards")[0].command) == on_gpu
 
 
 def test_a_cache_has_the_room_that_is_there() -> None:
