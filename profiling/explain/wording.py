@@ -6,7 +6,7 @@ from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.bound import THRESHOLDS, WORDS, Judged
 from feedline.profiling.explain.cause import Cause, spent_in
 from feedline.profiling.explain.measure.main_thread import parts_of
-from feedline.profiling.explain.measure.rates import ERRORS_90, evaluations_waited_s
+from feedline.profiling.explain.measure.rates import ERRORS_90, evaluations_wait
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.explain.predict import Cold, cold_epoch
@@ -31,7 +31,7 @@ def headline(measured: Measured, verdict: Judged) -> str:
         "trainer": f"{units.percent(shares.trainer)} of the time is the script's own Python",
         "compute": f"the model computes {units.percent(shares.compute)} of the time",
     }[bound]
-    share = paused(measured)
+    share = _paused(measured)
     apart = f", apart from evaluations and checkpoints: {units.percent(share)} of the whole" * (share >= MUCH_PAUSED)
     return f"{name}: {words}{apart}."
 
@@ -79,7 +79,7 @@ def _without_steps(measured: Measured) -> list[str]:
     return sentences
 
 
-def paused(measured: Measured) -> float:
+def _paused(measured: Measured) -> float:
     """The share of the whole time of evaluations and checkpoints amid the steps, where it is notable."""
     steps = measured.recording.measured()
     whole_s = sum(step.duration_s for step in steps)
@@ -88,10 +88,10 @@ def paused(measured: Measured) -> float:
 
 
 def _of_pauses(measured: Measured) -> list[str]:
-    if not (share := paused(measured)):
+    if not (share := _paused(measured)):
         return []
-    recording, steps = measured.recording, measured.recording.measured()
-    waits = evaluations_waited_s(recording, steps) / sum(step.duration_s for step in steps)
+    recording = measured.recording
+    waits = evaluations_wait(recording, recording.measured())
     words = f"Evaluations and checkpoints amid the steps take {units.percent(share)} of the whole time"
     if waits >= DATA_BOUND:
         workers = {str(one.num_workers) for one in recording.loaders if one.phase == "eval" and one.kind == "torch"}

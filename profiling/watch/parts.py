@@ -36,8 +36,6 @@ NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextl
 computes or is compiled, a block that is entered or left, a picture that is written."""
 SIDE_WORK = r"/(site|dist)-packages/(optuna|botorch|ax|skopt|sklearn|shap|captum)/"
 """Packages that compute for themselves, with torch and gradients, too; the model that is trained is not theirs."""
-OPTIMIZERS = r"/torch/optim/optimizer\.py:"
-"""What torch puts around the step of every optimiser."""
 HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"
 """Whom a watched loader hands his batches waits for none where he waits until a queue takes something."""
 NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
@@ -98,7 +96,8 @@ def part(
         code, file = one.f_code, one.f_code.co_filename
         if is_ours(file):
             continue
-        in_model, in_optimizer = in_model or has_weights(one), in_optimizer or is_in(code, OPTIMIZERS)
+        in_model, stage = in_model or has_weights(one), TRAINER.stage_of(code, one.f_lineno)
+        in_optimizer, prepares = in_optimizer or stage == "optimizer", prepares or stage == "prepare"
         library = is_library(file) or generated(one)
         innermost = innermost or one
         call = called(one) if inner else None
@@ -111,7 +110,6 @@ def part(
         elif found in ("forward", "backward", "optimizer") and is_in(code, SIDE_WORK):
             found = "python"
         own = own or (None if library else one)
-        prepares = prepares or TRAINER.stage_of(code, one.f_lineno) == "prepare"
         source = not is_in(code, NO_SOURCE)
         reads = source and (reads or _reads(one, call, pictures=not hands_itself))
         if loop is not None and code in loop.steps:

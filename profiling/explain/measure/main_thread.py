@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from feedline.profiling.explain.measure.rates import (
     ERRORS_90,
     Rate,
-    evaluations_waited_s,
+    evaluations_wait,
     median_rate,
     seconds_of,
     stretches,
@@ -205,8 +205,8 @@ def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, samp
         own = min(own, dry)
         other = min(other, dry - own)
     elif not sampled:  # batches made where no loader's clock runs
-        clocked_s = sum(map(waited_s, steps)) + evaluations_waited_s(recording, steps)
-        clocked = clocked_s / sum(step.duration_s for step in steps) + between
+        waits = sum(map(waited_s, steps)) / sum(step.duration_s for step in steps)
+        clocked = waits + evaluations_wait(recording, steps) + between
         other += max(0.0, seen - max(data, clocked) - 2 * seen_error)
     trainer = min(1.0 - data - copy, own)
     other = min(1.0 - data - copy - trainer, other)

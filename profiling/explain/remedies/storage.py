@@ -57,12 +57,12 @@ def _with_trial(at: Situation, now: Throughput, trial: Trial, as_is: Trial | Non
     if cost_s is None:
         return None
     if trial.loader == "feedline":
-        times = at.measured.trainer.our_batches.value
+        times = _model_times(at)
         computed_s, waited_s = own_s(at)
         worker_s, worker_cpu_s = cost_s + computed_s + waited_s, cost_s + computed_s
         return replace(
             now, worker_s=worker_s, worker_cpu_s=worker_cpu_s, handover_s=0.0, contention={},
-            epoch_start_s=at.kept_start_s(worker_s), step_s=now.step_s / times / _without_copies(at),
+            epoch_start_s=at.kept_start_s(worker_s), step_s=now.step_s / times,
             trainer_cpu_s=now.trainer_cpu_s / times,
         )  # fmt: skip
     if as_is is None or not as_is.load_cpu_s_per_sample:
@@ -81,10 +81,11 @@ def _on_gpu(at: Situation) -> bool:
     return device.startswith("cuda") and loader is not None and any("float" in kind for kind in loader.batch_dtypes)
 
 
-def _without_copies(at: Situation) -> float:
-    """How many times as fast the model is where it waits for no copy."""
+def _model_times(at: Situation) -> float:
+    """How many times as fast the model is on feedline's batches; on a GPU it waits for no copy of them."""
     copy_s, step_s = at.measured.trainer.copy_s or 0.0, at.now.step_s
-    return step_s / (step_s - copy_s) if _on_gpu(at) and copy_s < step_s else 1.0
+    without_copies = step_s / (step_s - copy_s) if _on_gpu(at) and copy_s < step_s else 1.0
+    return at.measured.trainer.our_batches.value * without_copies
 
 
 def own_s(at: Situation) -> tuple[float, float]:
@@ -103,7 +104,7 @@ def own_s(at: Situation) -> tuple[float, float]:
 
 def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput) -> Change:
     as_is, ours, count = trial.codec == "as-is", trial.loader == "feedline", then.workers
-    batches = at.measured.trainer.our_batches if ours else Rate(value=1.0, error=0.0)
+    of_batches = at.measured.trainer.our_batches.error if ours else 0.0
     spread = (trial.load_cpu_s_spread or 0.0) / (trial.load_cpu_s_per_sample or 1.0)
     what = "your files as they are" if as_is else f"prepared {trial.size_px} px {trial.codec} shards"
     whose = "feedline's loader" if ours else "your own loader"
@@ -113,20 +114,20 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
         family="loader" if as_is else "shards",
         remedy=f"{what}, {whose}{workers}",
         then=then, effort=Effort.PREPARING if fits else Effort.REWRITE,
-        why=NO_WAIT if at.hardly_waits else _why_prepared(at, trial, then, batches),
+        why=NO_WAIT if at.hardly_waits else _why_prepared(at, trial, then),
         command=_prepare_command(trial) + (f"\n{_loader_lines(at, loader, count, fits=fits)}" if ours else ""),
         needs=_needs(loader, trial), changes=_changes(at, trial), trial=trial,
-        extra_error=math.hypot(max(0.05, spread), batches.error),
+        extra_error=math.hypot(max(0.05, spread), of_batches),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
-        ceiling_times=batches.value * (without_handover(at) * _without_copies(at) if ours else 1.0),
+        ceiling_times=_model_times(at) * without_handover(at) if ours else 1.0,
     )  # fmt: skip
 
 
-def _why_prepared(at: Situation, trial: Trial, then: Throughput, batches: Rate) -> str:
+def _why_prepared(at: Situation, trial: Trial, then: Throughput) -> str:
     cost, before = units.seconds(then.worker_s), units.seconds(at.now.worker_s or None)
     own = ", your own transforms with it" if trial.loader == "feedline" and own_transforms(at) else ""
     why = f"one sample then takes {cost} of a worker instead of {before}{own}, measured on {trial.samples} of yours"
-    times = batches.value * (_without_copies(at) if trial.loader == "feedline" else 1.0)
+    times = _model_times(at) if trial.loader == "feedline" else 1.0
     moved = then.rate() > at.ceiling and times > FASTER
     what = "layout, freed memory kept" if at.measured.machine.on_cpu else "layout"
     what += ", copied while it computes" if _on_gpu(at) else ""

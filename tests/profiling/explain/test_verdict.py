@@ -12,8 +12,7 @@ from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import Compute, Leg, LoaderPass, Recording, Script, Series, Trial
 from feedline.profiling.record.stages import STAGES
 from tests.profiling.recordings import made, rich
-
-SMALL = {"read": 0.0, "decode": 0.0001, "transform": 0.0001, "collate": 0.0, "send": 0.0}
+from tests.profiling.remedy_runs import SMALL
 
 
 @pytest.mark.parametrize(
@@ -141,32 +140,6 @@ def test_main_thread_bound_names_the_place() -> None:
     found = diagnose(replace(seen, trainers=[replace(seen.trainers[0], functions=named)]))
     assert found.evidence[-1] == "Most of the main thread's own time is in train.py:log:12."
     assert found.predictions[0].samples_per_s == pytest.approx(32 / 0.021, rel=0.12)
-
-
-def test_evaluations_that_no_rate_has_are_said() -> None:
-    seen = made()
-    assert not any("Evaluations" in sentence for sentence in diagnose(seen).evidence)
-    steps = [replace(one, pause_s=0.09, duration_s=one.duration_s + 0.09) for one in seen.steps]
-    said = diagnose(replace(seen, steps=steps)).evidence
-    assert any("Evaluations and checkpoints amid the steps take 50 % of the whole time" in one for one in said)
-
-
-def test_an_evaluation_s_waiting_for_its_own_loader_is_no_puzzle_and_is_said() -> None:
-    """The training thread was seen to load batches that the training loader's clock does not know."""
-    seen = made(wait_s=0.001, compute_s=0.03, stages=SMALL)
-    steps = [replace(one, pause_s=0.03, duration_s=one.duration_s + 0.03) for one in seen.steps]
-    evals = [replace(one, start_s=one.start_s + 0.031, wait_s=0.025, duration_s=0.03, loader=1, phase="eval",
-                     pause_s=0.0) for one in steps]  # fmt: skip
-    theirs = replace(seen.loaders[0], id=1, phase="eval", num_workers=0)
-    thread = seen.trainers[0]
-    loading = replace(thread, stages={**thread.stages, "load": 0.4 * thread.seconds})
-    seen = replace(seen, steps=[*steps, *evals], loaders=[*seen.loaders, theirs], trainers=[loading])
-    found = diagnose(seen)
-    assert found.bound == "compute" and found.measured.trainer.shares.other == 0
-    assert "apart from evaluations and checkpoints: 49 % of the whole" in found.headline
-    said = "and 41 % of the whole is waiting for batches of their own DataLoader (num_workers=0)"
-    assert any(said in one for one in found.evidence)
-    assert diagnose(replace(seen, steps=steps)).bound is None  # nobody knows what it loads
 
 
 def test_a_place_may_have_spaces_in_its_files_name() -> None:
