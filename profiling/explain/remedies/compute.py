@@ -55,7 +55,7 @@ def pinned(at: Situation) -> Iterable[Change]:
         return
     elif copy_s:
         left_s = max(0.0, at.now.step_s - copy_s * (1 - 1 / PINNED_SPEEDUP))
-        then, error = replace(at.now, step_s=left_s, handover_s=0.0), 0.15
+        then, error = replace(at.now, step_s=left_s), 0.15  # unpickling stays under the same lock
         share, faster = units.percent(at.measured.trainer.shares.copy), units.times(PINNED_SPEEDUP)
         why = f"copies take {share} of a step; pinned ones are typically {faster} as fast (not measured here)"
     yield Change(family="pin", remedy="pin_memory=True", then=then, effort=Effort.SETTING, why=why, extra_error=error,

@@ -187,14 +187,17 @@ def _cheaper(at: Situation, stage: str) -> Change:
         changes="" if own or elsewhere else cure.changes, needs="" if own or elsewhere else cure.needs,
         extra_error=math.hypot(0.08, error_between(least, most)),
         cause=(own or not left) and part * surely(at, stage) >= CAUSE, at_most=not left,
+        ceiling_times=without_handover(at) if stage == "send" else 1.0,
     )  # fmt: skip
 
 
 def _with_left(at: Situation, stage: str, share: float, left: float) -> Throughput:
-    """Where so much is left of this share of a sample's time."""
+    """Where so much is left of this share of a sample's time. What is sent is unpickled: two ends of one thing."""
+    handover_s = at.now.handover_s * (left if stage == "send" else 1.0)
     left_s = at.now.worker_s * (1 - share * (1 - left))
     cpu_s = at.now.worker_cpu_s - (at.now.worker_s - left_s) * (stage not in ("blocked", "lock"))
-    return replace(at.now, worker_s=left_s, worker_cpu_s=max(0.0, min(cpu_s, left_s)), contention={})
+    return replace(at.now, worker_s=left_s, worker_cpu_s=max(0.0, min(cpu_s, left_s)), contention={},
+                   handover_s=handover_s)  # fmt: skip
 
 
 def _whose(at: Situation, stage: str) -> tuple[str, float, bool]:

@@ -163,6 +163,18 @@ def test_what_is_dear_to_unpickle_is_sent_lighter() -> None:
     assert first(made(wait_s=0.09, unpickle_s=0.085, compute_s=0.02, stages=SMALL)).family == "send"
 
 
+def test_sending_and_unpickling_are_cured_as_one() -> None:
+    """Workers that idle, and else wait for the trainer to take what they send: the cost is at its end."""
+    gpu = Compute(device="cuda:0", channels_last=True, autocast=True)
+    seen = made(wait_s=0.08, unpickle_s=0.03, compute_s=0.01, copy_s=0.001, compute=gpu, starved_s=0.08,
+                stages={"send": 0.0005})  # fmt: skip
+    measured = measure(seen)
+    assert not measured.unpickling_limits and measured.workers.top == "send"
+    (lighter,) = of_family(seen, "send")
+    assert lighter.helps and lighter.at_most and lighter.gain > 1.3
+    assert all(one.gain < 1.05 for one in of_family(seen, "pin"))  # the thread that pins has the same lock
+
+
 def test_a_collate_function_of_ones_own_is_named_and_torchs_is_not_done_without() -> None:
     stages = {"decode": 0.0003, "collate": 0.004}
     seen = made(wait_s=0.06, compute_s=0.01, workers=2, cores=2, stages=stages, ceiling=3200.0)
