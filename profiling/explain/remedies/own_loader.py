@@ -217,21 +217,30 @@ def prefetch(at: Situation) -> Iterable[Change]:
     )  # fmt: skip
 
 
-def kept_workers(at: Situation) -> Iterable[Change]:
-    """Without persistent_workers every epoch begins by starting processes and filling the queue."""
+def faster_starts(at: Situation) -> Iterable[Change]:
+    """Without persistent_workers every epoch begins by starting processes and filling the queue; a dataset that gives
+    its samples in turn begins anew in processes that live on, too."""
     loader, now = at.measured.loader, at.now
-    if not now.workers or loader is None or loader.persistent_workers is not False or not now.epoch_samples:
+    if not now.workers or loader is None or not now.epoch_samples:
         return
-    steps_s = now.epoch_samples / at.rate.value
-    whole_s = steps_s + now.epoch_start_s
+    whole_s = now.epoch_samples / at.rate.value + now.epoch_start_s
     why = f"starting an epoch takes {units.seconds(now.epoch_start_s)} of its {units.seconds(whole_s)}"
-    yield Change(
-        family="persistent", remedy="persistent_workers=True", effort=Effort.SETTING, extra_error=0.02,
-        then=replace(now, epoch_start_s=at.kept_start_s(now.worker_s)),
-        why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
-        command="DataLoader(…, persistent_workers=True)", settings={"persistent_workers": True},
-        cause=at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data,
-    )  # fmt: skip
+    cause = at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data
+    if now.epoch_start_s >= HARDLY * whole_s and iterates(at):
+        kept = "" if loader.persistent_workers else "DataLoader(…, persistent_workers=True)  # spares the processes\n"
+        yield Change(
+            family="stage", remedy="epochs that begin faster", target="start", effort=Effort.CODE, at_most=True,
+            then=replace(now, epoch_start_s=0.0), cause=cause,
+            why=f"{why}, in which its dataset's iterator begins anew (a shuffle buffer, say, is filled): {AT_MOST}",
+            command=f"{kept}.shuffle(100)  # webdataset: a small buffer; or .with_epoch(…): longer epochs",
+        )  # fmt: skip
+    elif loader.persistent_workers is False:
+        yield Change(
+            family="persistent", remedy="persistent_workers=True", effort=Effort.SETTING, extra_error=0.02,
+            then=replace(now, epoch_start_s=at.kept_start_s(now.worker_s)), cause=cause,
+            why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
+            command="DataLoader(…, persistent_workers=True)", settings={"persistent_workers": True},
+        )  # fmt: skip
 
 
 def kept_iterator(at: Situation) -> Iterable[Change]:
@@ -357,5 +366,5 @@ def _without(at: Situation, share: float, error: float, workers: int = 0) -> tup
 
 
 REMEDIES: tuple[Remedy, ...] = (
-    other_workers, prefetch, kept_workers, kept_iterator, cheaper_own_part, larger_batches, a_loader_at_all,
+    other_workers, prefetch, faster_starts, kept_iterator, cheaper_own_part, larger_batches, a_loader_at_all,
 )  # fmt: skip

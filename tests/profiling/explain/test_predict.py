@@ -114,6 +114,16 @@ def test_workers_stay_where_their_starts_take_the_time() -> None:
     assert first(seen).family == "persistent" and "persistent_workers=True" in first(seen).command
 
 
+def test_an_iterator_that_begins_each_epoch_anew_is_not_cured_by_workers_that_stay() -> None:
+    passes = [replace(one, start_s=4.0) for one in PASSES]
+    seen = made(wait_s=0.02, compute_s=0.05, passes=passes)
+    for kept in (False, True):
+        found = with_loader(seen, persistent_workers=kept, refused="WebDataset.__iter__ is code of its own")
+        assert not of_family(found, "persistent")
+        assert (first(found).family, first(found).target, first(found).at_most) == ("stage", "start", True)
+        assert ("persistent_workers=True" in first(found).command) == (not kept)
+
+
 def test_batches_made_in_the_main_thread_want_workers_first() -> None:
     """However much more shards would give."""
     seen = made(

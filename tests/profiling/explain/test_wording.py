@@ -30,4 +30,8 @@ def test_an_evaluation_s_waiting_for_its_own_loader_is_no_puzzle_and_is_said() -
     assert "apart from evaluations and checkpoints: 49 % of the whole" in found.headline
     said = "and 41 % of the whole is waiting for batches of their own DataLoader (num_workers=0)"
     assert any(said in one for one in found.evidence)
+    cure = "up to 1.7× of the whole: DataLoader(…, num_workers=2, persistent_workers=True)"
+    assert any(cure in one for one in found.evidence)
+    with_some = diagnose(replace(seen, loaders=[*seen.loaders[:-1], replace(theirs, num_workers=2)]))
+    assert not any("Workers would" in one for one in with_some.evidence)
     assert diagnose(replace(seen, steps=steps)).bound is None  # nobody knows what it loads
