@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
 from feedline.profiling.watch.calls import called, takes_gradient, variable
-from feedline.profiling.watch.evidence import LOCK, WAIT
+from feedline.profiling.watch.evidence import LOCK, SLEEP, WAIT
 from feedline.profiling.watch.rules import (
     PLUMBING,
     TRAINER,
@@ -34,8 +34,9 @@ GENERATOR, COROUTINE = 0x20 | 0x200, 0x80  # flags of code: a generator's, an as
 NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextlib\.py:|/PIL/\w+\.py:(\w+\.)?_?save"
 """Frames (file:qualified name) under which nobody makes batches, whatever is read or generated there: a model that
 computes or is compiled, a block that is entered or left, a picture that is written."""
-SIDE_WORK = r"/(site|dist)-packages/(optuna|botorch|ax|skopt|sklearn|shap|captum)/"
-"""Packages that compute for themselves, with torch and gradients, too; the model that is trained is not theirs."""
+SIDE_WORK = r"/(site|dist)-packages/(optuna|botorch|ax|skopt|sklearn|shap|captum|torch/fx/(_symbolic|interp|passes))"
+"""Packages that compute for themselves, with torch and gradients, too: the model that is trained is not theirs, or is
+taken apart there."""
 HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"
 """Whom a watched loader hands his batches waits for none where he waits until a queue takes something."""
 NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
@@ -113,7 +114,9 @@ def part(
         source = not is_in(code, NO_SOURCE)
         reads = source and (reads or _reads(one, call, pictures=not hands_itself))
         if loop is not None and code in loop.steps:
-            waits = found == "unpickle" or (found == "wait" and blocked in (LOCK, WAIT))  # whoever else makes them
+            if hands_itself and outermost is not None and found == "python" and blocked == SLEEP:
+                found = "wait"  # nobody sleeps for it but until somebody has made a batch
+            waits = found == "unpickle" or (found == "wait" and blocked in (LOCK, SLEEP, WAIT))  # whoever makes them
             makers = loop.makers if hands_itself else loop.decoders
             if not waits and found not in ELSE and _makes(outermost, reads, yields, in_model, makers, loop.models):
                 found = "load" if hands_itself else "prepare"

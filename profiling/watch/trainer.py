@@ -8,6 +8,7 @@ works, the loop waits for unpickling or pinning, not for its workers.
 import functools
 import os
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from feedline.profiling.record.journal import MOST_PATHS, Journal, StepRow
-from feedline.profiling.watch.calls import takes_gradient
+from feedline.profiling.watch.calls import called, takes_gradient
 from feedline.profiling.watch.data_files import dataset_files
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.facts import quietly
@@ -42,6 +43,8 @@ PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
 """torch's functions: the pinning thread's loop, and what pins a batch in it."""
 LOADER, DRAW = "/torch/utils/data/dataloader.py", "_next_index"
 """torch's function that asks a sampler."""
+NETWORK = r"_?(socket|ssl)\b.*"
+"""Calls that wait for it."""
 STEPS_SEEN = 3
 
 
@@ -150,7 +153,7 @@ class TrainerWatch:
             self._settle()
             if asking is None and place.stage in ("python", "forward") and self._is_between(frame, place.stage):
                 self._between(place, seconds, spent)
-            elif asking is None and place.stage == "forward" and self._is_aside(frame):
+            elif asking is None and place.stage in ("forward", "wait") and self._is_aside(frame, place.stage):
                 self._hold(Place("python", place.where), place, seconds, spent)
             else:
                 self._main.add(place, seconds, spent)
@@ -184,14 +187,16 @@ class TrainerWatch:
                 self._main.add(again if trains else place, seconds, spent)
             self._held.clear()
 
-    def _is_aside(self, frame: FrameType) -> bool:
+    def _is_aside(self, frame: FrameType, stage: str) -> bool:
         """Whether torch is asked for something behind a training step, in no model and not of what one has computed:
         as by a callback that measures weights. On a device it may be that step which takes long there, where ranks
-        meet the others'."""
+        meet the others'. Or whether the network is waited for there, as by a callback that reports to a server."""
         row = self._watched.loop.row
-        if row is None or not row.trained or self._watched.hands_itself or self._on_device():
+        if row is None or not row.trained or self._watched.hands_itself:
             return False
-        if takes_gradient(frame, weights=False):
+        if stage == "wait":
+            return re.fullmatch(NETWORK, called(frame) or "") is not None
+        if self._on_device() or takes_gradient(frame, weights=False):
             return False
         for one in frames(frame):
             if one.f_code in self._loop.steps:

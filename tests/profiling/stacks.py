@@ -35,6 +35,9 @@ def plain(look):
 def sleeps(over):
     time.sleep(20 if not over.is_set() else 0)
 
+def polls(over):
+    sleeps(over)
+
 def read_everything(over):  # which only computes
     while not over.is_set():
         pass
@@ -179,7 +182,11 @@ def running(function: Callable[[threading.Event], Any]) -> Generator[Callable[[]
 
 
 def caught(
-    function: Callable[[threading.Event], Any], *, loop: LoopCode | None = None, trains: bool = False
+    function: Callable[[threading.Event], Any],
+    *,
+    loop: LoopCode | None = None,
+    trains: bool = False,
+    hands_itself: bool = True,
 ) -> tuple[str, str]:
     """What a worker's thread would be said to do in it, and a training thread: the most frequent of many looks."""
     stages, parts = Counter[str](), Counter[str]()
@@ -189,7 +196,8 @@ def caught(
             frame, evidence = look()
             blocked = evidence.mostly_blocked_in(evidence.spent(), 0.005)
             stages[classify(frame, lambda blocked=blocked: blocked).stage] += 1
-            place = part(frame, on_device=False, loop=loop, blocked=blocked, held=True, trains=trains)
+            place = part(frame, on_device=False, loop=loop, blocked=blocked, held=True, trains=trains,
+                         hands_itself=hands_itself)  # fmt: skip
             parts[place.stage] += 1
     return stages.most_common(1)[0][0], parts.most_common(1)[0][0]
 

@@ -99,6 +99,14 @@ def test_waiting_in_an_iterator_is_no_making(user: ModuleType) -> None:
     user.ready.set()
 
 
+def test_who_sleeps_for_a_loop_waits_for_what_another_makes(user: ModuleType) -> None:
+    """As one that looks into a folder now and then; the loop itself may have reasons of its own."""
+    polling, sleeping = (LoopCode(steps={one.__code__}) for one in (user.polls, user.sleeps))
+    assert caught(user.polls, loop=polling)[1] == "wait"
+    assert caught(user.polls, loop=polling, hands_itself=False)[1] == "python"
+    assert caught(user.sleeps, loop=sleeping)[1] == "python"
+
+
 def test_only_a_device_is_waited_for() -> None:
     assert TRAINER.stage_of_call("torch.Tensor.item") == "synchronise"
     assert TRAINER.stage_of_call("torch.Tensor.to") == "copy"
@@ -146,7 +154,11 @@ def test_waiting_until_a_queue_takes_what_is_put_is_no_wait_for_data() -> None:
 
 def test_a_package_that_computes_for_itself_is_no_model() -> None:
     """As one that proposes the next setting by a Gaussian process: its gradients are not those of what is trained."""
-    for package, name, expected in (("optuna", "ask", "python"), ("accelerate", "backward", "backward")):
+    for package, name, expected in (
+        ("optuna", "ask", "python"),
+        ("torch/fx/passes", "run", "python"),
+        ("accelerate", "backward", "backward"),
+    ):
         code = f"def {name}(loss, look):\n    loss.register_hook(lambda _: look())\n    loss.backward()"
         exec(compile(code, f"/x/site-packages/{package}/a.py", "exec"), names := dict[str, Any]())
         found = list[str]()

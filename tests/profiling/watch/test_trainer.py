@@ -1,11 +1,12 @@
 """What the loop waits for is called by its name: a thread that unpickles and pins, a sampler that draws."""
 
+import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,14 @@ def scored(model: torch.nn.Module, images: torch.Tensor) -> None:
         scores.argmax(1)
 
 
+def asked() -> None:
+    """20 ms in which a server does not answer."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, suppress(TimeoutError):
+        ours.settimeout(0.02)
+        ours.recv(1)
+
+
 GENERATORS: dict[str, Callable[[Any, Training], Any]] = {
     "prepare": lambda loader, training: [training.step(batch) for batch in opened(loader)],
     "prepare, an expression": lambda loader, training: [
@@ -237,6 +246,10 @@ GENERATORS: dict[str, Callable[[Any, Training], Any]] = {
     "python, behind the step": lambda loader, training: [training.step(batch) for batch in told(loader)],
     "python, of weights": lambda loader, training: [
         (training.step(batch), measured(training.model)) for batch in loader
+    ],
+    "python, reported to a server": lambda loader, training: [(training.step(batch), asked()) for batch in loader],
+    "wait, for a server's part of the batch": lambda loader, training: [
+        (asked(), training.step(batch)) for batch in loader
     ],
     "forward, of its output": lambda loader, training: [
         (training.step(batch), scored(training.model, batch[0])) for batch in loader
@@ -255,7 +268,7 @@ def test_what_stands_between_the_loader_and_the_step_and_behind_it(kind: str) ->
         GENERATORS[kind](loader, training)
     (trainer,) = seen.recording.trainers
     part = kind.partition(",")[0]
-    for other in {"python", "prepare"} - {part}:  # a step has a little Python of its own
+    for other in {"python", "prepare", "wait"} - {part}:  # a step has a little Python of its own
         assert trainer.stages[part] > 3 * trainer.stages.get(other, 0.0)
     if kind == "python, of weights":
         assert trainer.stages[part] > 3 * trainer.stages.get("forward", 0.0)
