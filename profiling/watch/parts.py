@@ -34,7 +34,10 @@ GENERATOR, COROUTINE = 0x20 | 0x200, 0x80  # flags of code: a generator's, an as
 NO_SOURCE = r"/torch/nn/modules/module\.py:|/torch/_(dynamo|inductor)/|/contextlib\.py:|/PIL/\w+\.py:(\w+\.)?_?save"
 """Frames (file:qualified name) under which nobody makes batches, whatever is read or generated there: a model that
 computes or is compiled, a block that is entered or left, a picture that is written."""
-SIDE_WORK = r"/(site|dist)-packages/(optuna|botorch|ax|skopt|sklearn|shap|captum|torch/fx/(_symbolic|interp|passes))"
+SIDE_WORK = (
+    r"/(site|dist)-packages/(optuna|botorch|ax|skopt|sklearn|shap|captum)/"
+    r"|/torch/fx/(_symbolic_trace|interpreter|passes)"
+)
 """Packages that compute for themselves, with torch and gradients, too: the model that is trained is not theirs, or is
 taken apart there."""
 HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"

@@ -158,6 +158,7 @@ def test_a_package_that_computes_for_itself_is_no_model() -> None:
         ("optuna", "ask", "python"),
         ("torch/fx/passes", "run", "python"),
         ("accelerate", "backward", "backward"),
+        ("axolotl", "backward", "backward"),
     ):
         code = f"def {name}(loss, look):\n    loss.register_hook(lambda _: look())\n    loss.backward()"
         exec(compile(code, f"/x/site-packages/{package}/a.py", "exec"), names := dict[str, Any]())
