@@ -74,6 +74,8 @@ class LoaderSeen:
     """Of the tensors in a batch, e.g. ["float32", "int64"]."""
     batch_shapes: list[list[int]] = field(default_factory=list)
     batch_bytes: int | None = None
+    made: int = 1
+    """How many objects took this place one after the other: a script may make its loader anew for every epoch."""
     background: bool = False
     """Another thread than the one that trains draws its batches: what that waits is not what the loop waits."""
     refused: str | None = None

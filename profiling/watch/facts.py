@@ -176,10 +176,11 @@ class Loaders:
             former = (before for before, of in enumerate(self._roles) if of == its and before not in alive)
             number = next(former, len(self.about))
             if number == len(self.about):
-                self.about.append({"id": number, "kind": kind, **its[1]})
+                self.about.append({"id": number, "kind": kind, "made": 0, **its[1]})
                 if kind == "torch" and (own := own_code(one)):
                     self.about[number]["refused"] = own
                 self._roles.append(its)
+            self.about[number]["made"] += 1
             with suppress(TypeError):
                 self._numbers[one] = number
         return number

@@ -53,7 +53,7 @@ def test_a_loader_built_anew_for_every_epoch_is_one_loader() -> None:
             with torch.no_grad():
                 for x, _ in DataLoader(data(), batch_size=32):
                     training.model(x)
-    assert [loader.batch_size for loader in seen.recording.loaders] == [8, 32]
+    assert [(loader.batch_size, loader.made) for loader in seen.recording.loaders] == [(8, 3), (32, 3)]
     assert {step.epoch for step in steps(seen.recording, "train")} == {0, 1, 2}
     assert measure(seen.recording).rates.epoch_samples == 64
 

@@ -29,6 +29,7 @@ WAITING = 0.5  # share of a sample's time that is waiting for files or servers, 
 EVENLY = 0.5  # of the mean wait, which the median reaches where most steps wait
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
 SOME = 1.02  # less is no gain
+ANEW = 0.4  # share of its passes, begun twice by some frameworks, from which a loader is made anew for each epoch
 MOST_AHEAD = 64  # batches that a worker may be asked to have ready
 TORCHS_NONE = "DataLoader(…, num_workers=0)"  # which refuses what is of workers
 NO_WAIT = Vain("the loop hardly waits for data")
@@ -234,12 +235,19 @@ def faster_starts(at: Situation) -> Iterable[Change]:
             why=f"{why}, in which its dataset's iterator begins anew (a shuffle buffer, say, is filled): {AT_MOST}",
             command=f"{kept}.shuffle(100)  # webdataset: a small buffer; or .with_epoch(…): longer epochs",
         )  # fmt: skip
-    elif loader.persistent_workers is False:
+        return
+    passes = 1 + max(epoch.epoch for epoch in at.recording.passes if epoch.loader == loader.id)
+    anew = loader.made > max(1.0, ANEW * passes)
+    if anew:
+        why += ": its DataLoader is made anew, and with that its workers, whatever their setting"
+    if anew or loader.persistent_workers is False:
         yield Change(
-            family="persistent", remedy="persistent_workers=True", effort=Effort.SETTING, extra_error=0.02,
+            family="persistent", remedy="one DataLoader for all epochs" if anew else "persistent_workers=True",
+            effort=Effort.CODE if anew else Effort.SETTING, extra_error=0.02,
             then=replace(now, epoch_start_s=at.kept_start_s(now.worker_s)), cause=cause,
             why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
-            command="DataLoader(…, persistent_workers=True)", settings={"persistent_workers": True},
+            command="DataLoader(…, persistent_workers=True)" + "  # once, before the first epoch" * anew,
+            settings={} if anew else {"persistent_workers": True},
         )  # fmt: skip
 
 

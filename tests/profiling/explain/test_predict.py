@@ -114,6 +114,14 @@ def test_workers_stay_where_their_starts_take_the_time() -> None:
     assert first(seen).family == "persistent" and "persistent_workers=True" in first(seen).command
 
 
+def test_a_loader_that_is_made_anew_for_each_epoch_is_to_be_made_once() -> None:
+    seen = made(wait_s=0.02, compute_s=0.05, passes=[replace(one, start_s=4.0) for one in PASSES])
+    for kept in (False, True):
+        found = first(with_loader(seen, persistent_workers=kept, made=len(PASSES)))
+        assert (found.remedy, found.effort, found.settings) == ("one DataLoader for all epochs", Effort.CODE, {})
+    assert not of_family(with_loader(seen, persistent_workers=True, made=1), "persistent")
+
+
 def test_an_iterator_that_begins_each_epoch_anew_is_not_cured_by_workers_that_stay() -> None:
     passes = [replace(one, start_s=4.0) for one in PASSES]
     seen = made(wait_s=0.02, compute_s=0.05, passes=passes)
