@@ -90,19 +90,18 @@ def _paused(measured: Measured) -> float:
 def _of_pauses(measured: Measured) -> list[str]:
     if not (share := _paused(measured)):
         return []
-    recording, workers = measured.recording, set[str]()
+    recording, cure = measured.recording, list[str]()
     waits = evaluations_wait(recording, recording.measured())
     words = f"Evaluations and checkpoints amid the steps take {units.percent(share)} of the whole time"
     if waits >= DATA_BOUND:
         workers = {str(one.num_workers) for one in recording.loaders if one.phase == "eval" and one.kind == "torch"}
         whose = f" (num_workers={next(iter(workers))})" if len(workers) == 1 else ""
         words += f", and {units.percent(waits)} of the whole is waiting for batches of their own DataLoader{whose}"
-    sentences = [f"{words}: no rate and no share has them."]
-    if "0" in workers:
-        most = units.times(1.0 / (1.0 - waits))
-        line = f"DataLoader(…, num_workers={min(2, int(measured.machine.cores))}, persistent_workers=True)"
-        sentences.append(f"Workers would make these batches meanwhile, for up to {most} of the whole: {line}.")
-    return sentences
+        if "0" in workers:
+            most, count = units.times(1.0 / (1.0 - waits)), min(2, int(measured.machine.cores))
+            line = f"DataLoader(…, num_workers={count}, persistent_workers=True)"
+            cure.append(f"Workers would make these batches meanwhile, for up to {most} of the whole: {line}.")
+    return [f"{words}: no rate and no share has them.", *cure]
 
 
 def _of_the_ceiling(measured: Measured) -> list[str]:
