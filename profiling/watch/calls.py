@@ -13,7 +13,7 @@ import sys
 from functools import lru_cache
 from itertools import islice
 from opcode import opname
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, GetSetDescriptorType, ModuleType
 from typing import Any
 
 _WORKING = ("CALL", "PRECALL", "BINARY", "COMPARE", "UNARY", "STORE_SUBSCR", "FOR_ITER", "BEFORE_WITH", "CONTAINS")
@@ -80,7 +80,10 @@ def _is_local(node: ast.AST, code: CodeType) -> bool:
 
 @lru_cache(maxsize=4096)
 def _place(code: CodeType, at: int) -> ast.expr | None:
-    """The expression at which an instruction works; None for instructions that do not take long."""
+    """The expression at which an instruction works; None for instructions that do not take long. A frame that calls
+    another one, as the watch's own, stands behind its instruction in 3.11: in what that keeps for itself."""
+    while at > 0 and opname[code.co_code[at]] == "CACHE":
+        at -= 2
     operation = opname[code.co_code[at]] if 0 <= at < len(code.co_code) else ""
     if not operation.startswith(_WORKING):
         return None
@@ -129,7 +132,8 @@ def _of_type(place: ast.expr, frame: FrameType) -> str | None:
     """Of the value that stands there; what a call gives is taken to belong to the library that is called."""
     value = _value(place, frame)
     if value is not UNKNOWN:
-        return f"{type(value).__module__}.{type(value).__qualname__}"
+        kind = _kind(value)
+        return f"{kind.__module__}.{kind.__qualname__}"
     match place:
         case ast.Call(func=function):
             return _of_function(function, frame)
@@ -183,11 +187,16 @@ def variable(name: str, frame: FrameType, *, local: bool) -> Any:
     return UNKNOWN
 
 
+def _kind(value: Any) -> type:
+    """What C code gives for an attribute (`weight.grad`) is most likely of the class that has it."""
+    return value.__objclass__ if isinstance(value, GetSetDescriptorType) else type(value)
+
+
 def _attribute(owner: Any, name: str) -> Any:
     held = getattr(owner, "__dict__", None)
     if isinstance(held, dict) and name in held:
         return held[name]
-    for kind in (owner if isinstance(owner, type) else type(owner)).__mro__:
+    for kind in (owner if isinstance(owner, type) else _kind(owner)).__mro__:
         if name in (members := vars(kind)):
             value = members[name]
             return getattr(value, "__func__", value) if isinstance(value, staticmethod | classmethod) else value

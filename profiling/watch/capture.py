@@ -30,7 +30,7 @@ TIMED = 10
 COUNTED, COUNTED_FIRST = 16, 32
 """One batch in so many has its page faults counted, and the first so many behind the warm-up: steps may be long."""
 WARM_STEPS = 5  # training steps whose page faults do not count: the allocator is still growing
-MOST_PLACES = 32  # of hidden synchronisations that are written down
+MOST_PLACES, SYNCS_FIRST = 32, 1000  # of hidden synchronisations: told; looked up (dear: of later ones one in TIMED)
 MOST_STEPS = 16
 """Optimiser steps behind one batch. A loop that makes more asks another source: that batch's pass was broken off."""
 SAY_S = 2.0  # how often the facts are written again; rows are written as they come
@@ -91,7 +91,7 @@ class Capture:
         """The loader that such a loop's batches come from."""
         self._drawn = dict[int, tuple[int, int]]()
         """By loader, samples and bytes of its last batch."""
-        self._sync_places: Counter[tuple[int, str]] = Counter()
+        self._syncs, self._sync_places = 0, Counter[tuple[int, str]]()
         self._stepped = 0
         """Optimiser steps before the last batch came."""
         self._counted: tuple[StepRow, resource.struct_rusage] | None = None
@@ -285,7 +285,10 @@ class Capture:
         if (row := self._row_here()) is not None:
             row.sync_s += seconds
             row.syncs += 1
-            self._sync_places[row.loader, own_place(frame)] += 1
+            self._syncs += 1
+            stands_for = 1 if self._syncs <= SYNCS_FIRST else TIMED
+            if stands_for * self._draw() <= 1.0:
+                self._sync_places[row.loader, own_place(frame)] += stands_for
 
     def enough(self, now: float, *, held: bool = False) -> Reason | None:
         """Whether the verdict's steps are over, and why. `held`: a first pass of a diagnostic run is behind the

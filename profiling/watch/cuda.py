@@ -54,10 +54,12 @@ def is_small(tensor: Any) -> bool:
 
 class Method:
     """Takes the place of a method of `torch.Tensor`. Whoever knows the original takes it for that: subclasses are
-    asked by `__torch_function__`, with the function that the class has, whether they handle it."""
+    asked by `__torch_function__`, with the function that the class has, whether they handle it; and the sampler, by
+    the class and the module that it names."""
 
     def __init__(self, original: Any, watched: Any) -> None:
         functools.update_wrapper(self, original)
+        self.__objclass__ = getattr(original, "__objclass__", None)
         self._original, self._watched = original, watched
 
     def __get__(self, tensor: Any, _: Any = None) -> Any:
@@ -186,15 +188,15 @@ class Device:
         return result
 
     def _synchronising(self, original: Any) -> Any:
-        capture = self._capture
+        capture, clock = self._capture, time.perf_counter
 
         @functools.wraps(original)
         def synchronise(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if not capture.active or not tensor.is_cuda or threading.get_ident() in self._inside:
                 return original(tensor, *args, **kwargs)
-            started = time.perf_counter()
+            started = clock()
             result = self._once(original, tensor, *args, **kwargs)
-            capture.costing(capture.synchronised, time.perf_counter() - started, sys._getframe(1))
+            capture.costing(capture.synchronised, clock() - started, sys._getframe(1))
             return result
 
         return synchronise

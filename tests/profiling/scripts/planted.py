@@ -204,7 +204,7 @@ def main():
         if args.plant == "main_thread":
             history = summarise(history, float(loss), cost * len(images))
         if args.plant == "sync":
-            history = [p.grad.norm().item() for _ in range(40) for p in model.parameters()]
+            history = [p.grad.norm().item() for _ in range(100) for p in model.parameters()]
         trace.asks(number)
     if args.log:
         with open(args.log, "w") as file:

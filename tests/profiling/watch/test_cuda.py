@@ -1,5 +1,6 @@
 """Marks on a device: what they are said to measure, who reads them, and what they leave alone."""
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from feedline.profiling.record.recording import Recording
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.cuda import Device
 from feedline.profiling.watch.hooks import Hooks
+from feedline.profiling.watch.parts import part
 
 
 class Cuda:
@@ -234,6 +236,22 @@ def test_rows_whose_marks_have_not_passed_are_not_written(tmp_path: Path) -> Non
     script.end()
 
 
+def test_of_very_many_hidden_synchronisations_the_places_are_a_sample(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.step()
+    one = script.Tensor(is_cuda=True)
+    for number in range(12_000):
+        if number % 4:
+            one.item()
+        else:
+            one.tolist()
+    often, seldom = script.capture._sync_places.most_common()
+    (step,) = script.end().steps
+    assert step.syncs == 12_000
+    assert often[1] + seldom[1] == pytest.approx(12_000, rel=0.15)
+    assert seldom[1] == pytest.approx(3_000, rel=0.3)
+
+
 @pytest.mark.parametrize(
     "synchronise",
     [float, int, bool, lambda x: x.item(), lambda x: x.tolist(), lambda x: x.cpu(), lambda x: x.to("cpu")],
@@ -282,6 +300,42 @@ def test_subclasses_of_tensors_find_the_functions_that_they_know_and_count_once(
     assert step.syncs == 1
     assert later == known and torch.Tensor.item in later
     assert "item" not in vars(torch.Tensor)
+
+
+class Asked(OfItsOwn):
+    """Looks at who asks, as the sampler does."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame = sys._getframe(1)
+        while Path(frame.f_code.co_filename).name != Path(__file__).name:  # the watch's own stands between
+            assert frame.f_back is not None
+            frame = frame.f_back
+        cls.seen.append(part(frame, on_device=True).stage)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
+
+
+def fetch(tensor: Any, weight: Any) -> None:
+    tensor.item()
+    tensor.tolist()
+    tensor.to("cpu")
+    weight.grad.item()
+
+
+def test_who_waits_for_a_number_from_the_device_does_not_work_in_python(tmp_path: Path) -> None:
+    """Nor where it is an attribute's, as of a gradient."""
+    script = Script(tmp_path)
+    Device(SimpleNamespace(Tensor=torch.Tensor, cuda=script.cuda), script.capture).install(script.hooks.patches)
+    script.step()
+    asked, weight = torch.ones(1).as_subclass(Asked), torch.ones(1, requires_grad=True)
+    weight.grad = asked
+    Asked.seen.clear()
+    fetch(asked, weight)
+    script.end()
+    assert Asked.seen == ["synchronise", "synchronise", "copy", "synchronise"]
 
 
 def test_pictures_of_torchvision_stay_pictures(tmp_path: Path) -> None:
