@@ -28,6 +28,7 @@ _OPTIMIZED = 1
 _known: dict[tuple[CodeType, int], str | None] = {}
 """By place in the code, where no variable of a function is part of what is called there."""
 MOST_KNOWN = 50_000
+MOST_ASKED = 8  # of the values in a list
 
 
 @lru_cache(maxsize=1024)
@@ -70,6 +71,7 @@ def takes_gradient(frame: FrameType, *, weights: bool = True) -> bool | None:
     if place is None or tensor is None:
         return None
     found = [_value(one, frame) for one in ast.walk(place) if isinstance(one, ast.Name | ast.Attribute)]
+    found += [one for value in found if type(value) in (list, tuple) for one in value[:MOST_ASKED]]
     tensors = [value for value in found if isinstance(value, tensor)]
     return any(value.requires_grad and (weights or not value.is_leaf) for value in tensors) if tensors else None
 

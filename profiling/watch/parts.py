@@ -40,6 +40,7 @@ SIDE_WORK = (
 )
 """Packages that compute for themselves, with torch and gradients, too: the model that is trained is not theirs, or is
 taken apart there."""
+CALLS_OF_C = r"/torch/((nn/)?functional|_tensor)\.py:"
 HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"
 """Whom a watched loader hands his batches waits for none where he waits until a queue takes something."""
 NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
@@ -130,7 +131,7 @@ def part(
     if found is None and trains and innermost and not (hands_itself or in_model or blocked in (LOCK, WAIT)):
         found = _of_own(called(innermost), blocked, held)
     found = found if on_device or found not in ONLY_ON_DEVICE else "forward"
-    if trains and found == "forward" and not in_model and own and innermost and _is_no_model(innermost):
+    if trains and found == "forward" and not in_model and own and innermost and _is_no_model(innermost, on_device):
         found = "optimizer" if in_optimizer else "python"
     if prepares and not (hands_itself or in_model) and found in (("python",) if on_device else ("python", "forward")):
         found = "prepare"
@@ -153,10 +154,15 @@ def _of_frame(frame: FrameType, call: str | None) -> str | None:
     return found or ("forward" if generated(frame) else None)
 
 
-def _is_no_model(frame: FrameType) -> bool:
-    """Whether something else than torch itself asks for tensors there of which none takes part in a gradient."""
-    file = slashed(frame.f_code.co_filename)
-    return not (is_library(file) and "/torch/" in file) and not generated(frame) and takes_gradient(frame) is False
+def _is_no_model(frame: FrameType, on_device: bool) -> bool:
+    """Whether something else than torch itself asks for tensors there of which none takes part in a gradient. What
+    torch has in Python for one call of its C code is whoever's that called it, but on a device, where a call may wait
+    for what was asked before."""
+    code = frame.f_code
+    torchs = "/torch/" in (file := slashed(code.co_filename)) and is_library(file)
+    if generated(frame) or (torchs and (on_device or not is_in(code, CALLS_OF_C))):
+        return False
+    return takes_gradient(frame) is False
 
 
 def _of_own(call: str | None, blocked: str | None, held: bool | None) -> str:

@@ -139,6 +139,7 @@ TRAINER = Rules(
         Rule("prepare", "/lightning/pytorch/core/module.py /pytorch_lightning/core/module.py",
              "_apply_batch_transfer_handler"),
         Rule("checkpoint", "/torch/serialization.py", ".*save.*|.*write.*"),
+        Rule("python", "/torch/_tensor.py /torch/nn/parameter.py /torch/storage.py", "_?_?deepcopy_?_?|clone"),
         Rule("backward", "/torch/autograd/"),
         Rule("backward", "/torch/_tensor.py", "backward"),
         Rule("synchronise", "/torch/cuda/", "synchronize"),

@@ -82,6 +82,8 @@ class TrainerWatch:
         self._loading: dict[int, TimeSums] = {}
         """By loader: what a loader without workers did in this thread."""
         self._steps_seen, self._trains = 0, False
+        self._row: tuple[StepRow | None, bool, float] = None, False, 0.0
+        """The loop's row as the last look began, whether it had been trained on then, and for how long."""
         self._held: list[tuple[Place, Place, float, Spent]] = []
         self._held_for: tuple[StepRow | None, float] = None, 0.0
         self._prepares = set[str]()
@@ -125,9 +127,11 @@ class TrainerWatch:
             self._stats[number] = LoaderStats(loader, number, rank)
 
     def _look(self, frames_by_thread: dict[int, FrameType], seconds: float, held: bool | None) -> None:
-        frame, asking = frames_by_thread.get(self.thread), self._watched.asking
+        frame, asking, row = frames_by_thread.get(self.thread), self._watched.asking, self._watched.loop.row
         if frame is None:
             return
+        # Now: the thread runs on as soon as evidence is read, and the row is another one, while its stack stays.
+        self._row = row, row is not None and row.trained, _trained_s(row)
         self._asked = asking or self._asked
         spent = self._evidence.spent()
         blocked = functools.partial(self._evidence.mostly_blocked_in, spent, seconds)
@@ -164,8 +168,8 @@ class TrainerWatch:
         """A look in a generator. Before the loop trains, or trains again, on what was drawn last it makes batches,
         and so it does at the same place at any time: one that batches anew works on the rest of a batch behind a
         step. What else it does behind that is the script's own, as a callback is."""
-        row = self._watched.loop.row
-        if row is None or row.trained:
+        row, trained, _ = self._row
+        if row is None or trained:
             makes = Place("prepare", place.where)
             self._hold(makes if place.where in self._prepares else place, makes, seconds, spent)
         else:
@@ -175,9 +179,8 @@ class TrainerWatch:
 
     def _hold(self, place: Place, again: Place, seconds: float, spent: Spent) -> None:
         """A look that is told once it is known whether the loop trains `again` on what was drawn last."""
-        row = self._watched.loop.row
         self._held.append((place, again, seconds, spent))
-        self._held_for = row, _trained_s(row)
+        self._held_for = self._row[0], self._row[2]
 
     def _settle(self) -> None:
         row, trained_s = self._held_for
@@ -191,8 +194,8 @@ class TrainerWatch:
         """Whether torch is asked for something behind a training step, in no model and not of what one has computed:
         as by a callback that measures weights. On a device it may be that step which takes long there, where ranks
         meet the others'. Or whether the network is waited for there, as by a callback that reports to a server."""
-        row = self._watched.loop.row
-        if row is None or not row.trained or self._watched.hands_itself:
+        _, trained, _ = self._row
+        if not trained or self._watched.hands_itself:
             return False
         if stage == "wait":
             return re.fullmatch(NETWORK, called(frame) or "") is not None

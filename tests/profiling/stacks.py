@@ -80,6 +80,33 @@ def counts(over):
     while not over.is_set():
         [(row > 0.5).sum().item() for row in probs]
 
+def spreads(over):
+    probs = torch.ones(400, 4000)
+    while not over.is_set():
+        torch.nn.functional.softmax(probs, dim=1)
+
+def multiplies(over):
+    rows = torch.ones(600, 600)
+    while not over.is_set():
+        torch.einsum("ij,jk->ik", rows, rows)
+
+def spreads_to_train(over):
+    probs = torch.ones(400, 4000, requires_grad=True)
+    while not over.is_set():
+        torch.nn.functional.softmax(probs, dim=1)
+
+def keeps_weights(over):
+    import copy
+    layer = torch.nn.Linear(1000, 4000)
+    while not over.is_set():
+        copy.deepcopy(layer.state_dict())
+
+def keeps_the_layer(over):
+    import copy
+    layer = torch.nn.Linear(1000, 4000)
+    while not over.is_set():
+        copy.deepcopy(layer)
+
 def turns_pictures(over):
     from torchvision.transforms.functional import hflip
     pictures = torch.ones(32, 3, 256, 256)

@@ -37,6 +37,17 @@ def test_what_a_script_asks_of_torch_for_no_gradient_is_its_own(user: ModuleType
     assert caught(user.trains, trains=True)[1] == "forward"
 
 
+@pytest.mark.parametrize("name", ["spreads", "multiplies"])
+def test_so_it_is_where_torch_has_python_around_a_call(user: ModuleType, name: str) -> None:
+    assert [caught(getattr(user, name), trains=trains)[1] for trains in (True, False)] == ["python", "forward"]
+    assert caught(user.spreads_to_train, trains=True)[1] == "forward"
+
+
+@pytest.mark.parametrize("name", ["keeps_weights", "keeps_the_layer"])
+def test_a_script_that_copies_weights_computes_no_model(user: ModuleType, name: str) -> None:
+    assert caught(getattr(user, name), trains=True)[1] == "python"
+
+
 def test_what_another_library_asks_of_torch_for_the_script_is_the_scripts_own(user: ModuleType) -> None:
     pytest.importorskip("torchvision")
     assert [caught(user.turns_pictures, trains=trains)[1] for trains in (True, False)] == ["python", "forward"]

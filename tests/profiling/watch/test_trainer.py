@@ -1,13 +1,17 @@
 """What the loop waits for is called by its name: a thread that unpickles and pins, a sampler that draws."""
 
+import os
 import socket
+import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +22,11 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from feedline.profiling.profile import Profile
-from feedline.profiling.record.journal import Journal, StudyConfig
+from feedline.profiling.record.journal import Journal, StepRow, StudyConfig, TimeRow
 from feedline.profiling.record.merge import merge
 from feedline.profiling.watch.capture import Capture
+from feedline.profiling.watch.evidence import Spent
+from feedline.profiling.watch.trainer import TrainerWatch
 from tests.profiling.trainings import Training, data
 
 TORCH = "/x/site-packages/torch/utils/data/_utils/pin_memory.py"
@@ -272,6 +278,43 @@ def test_what_stands_between_the_loader_and_the_step_and_behind_it(kind: str) ->
         assert trainer.stages[part] > 3 * trainer.stages.get(other, 0.0)
     if kind == "python, of weights":
         assert trainer.stages[part] > 3 * trainer.stages.get("forward", 0.0)
+
+
+def test_a_thread_that_runs_on_while_it_is_looked_at_is_not_mistaken(tmp_path: Path) -> None:
+    """A callback's work in a generator, behind the step: when the machine has said what the thread did, the next
+    batch is there, and nobody has trained on it."""
+    trained = StepRow(start_s=0.0, wait_s=0.0, samples=1, bytes=0, loader=0, epoch=0, optimizer_s=0.1, trained=True)
+    watched: Any = SimpleNamespace(asking=None, hands_itself=False, ours=Counter(), flush=lambda: None)
+    watched.loop = SimpleNamespace(row=trained)
+    journal = Journal(tmp_path)
+    watch = TrainerWatch(watched, journal, lambda: False)
+
+    def evidence() -> Spent:
+        watched.loop.row = replace(trained, optimizer_s=0.0, trained=False)
+        return Spent(0.05, 0.0)
+
+    watch._evidence = SimpleNamespace(spent=evidence, mostly_blocked_in=lambda *_: None)  # type: ignore[assignment]
+
+    def calls_back() -> None:
+        watched.loop.row = trained
+        watch._look({threading.get_ident(): sys._getframe()}, 0.05, True)
+
+    def generator() -> Iterator[None]:
+        yield
+        while True:
+            yield calls_back()
+
+    def loop() -> None:
+        watch.see_step(sys._getframe())
+        batches = generator()
+        for _ in range(4):
+            next(batches)
+
+    watch._loop.between.add(generator.__code__)
+    loop()
+    watch.write()
+    (row,) = journal.rows(f"main-{os.getpid()}", TimeRow)
+    assert set(row.stages) == {"python"} and row.ticks == 2  # the third is told with the next
 
 
 def test_what_torch_s_loader_does_to_take_a_batch_apart_is_waiting(tmp_path: Path) -> None:
