@@ -40,7 +40,8 @@ SIDE_WORK = (
 )
 """Packages that compute for themselves, with torch and gradients, too: the model that is trained is not theirs, or is
 taken apart there."""
-CALLS_OF_C = r"/torch/((nn/)?functional|_tensor)\.py:"
+CALLS_OF_C = r"/torch/((nn/)?functional|_tensor|_lowrank|_linalg_utils)\.py:"
+"""What torch has in Python around its C code."""
 HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"
 """Whom a watched loader hands his batches waits for none where he waits until a queue takes something."""
 NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
