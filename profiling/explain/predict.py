@@ -12,11 +12,11 @@ part of the factor that was not applied, what a sample costs a worker where that
 model's own error (`MODEL_ERROR`, larger without legs and for each doubling of the workers). It ends at the ceiling's
 own upper end.
 
-What helps gains something at the lower end of its interval. Families (workers, shards, …) stand in the order of what
-they gain for sure, less what they ask for (`WORTH`); before them stands what mends the very cause, and what is a
-setting and all but reaches the ceiling; before a cause of which only the most it can give is known, a setting that
-gains a fifth; more GPUs come last, and are not promised where only something cheaper is left that may gain as much.
-Within a family the best is the first.
+What helps gains something at the lower end of its interval, and what takes preparing a notable part. Families
+(workers, shards, …) stand in the order of what they gain for sure, less what they ask for (`WORTH`); before them
+stands what mends the very cause, and what is a setting and all but reaches the ceiling; before a cause of which
+only the most it can give is known, a setting that gains a fifth; more GPUs come last, and are not promised where
+only something cheaper is left that may gain as much. Within a family the best is the first.
 """
 
 import math
@@ -175,7 +175,7 @@ def predict(at: Situation, change: Change) -> Prediction:
     of_gain = [*errors, 0.0 if _is_measured(at, change) else _now_error(at, then)]
     gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, of_gain, most)))
     once = _preparing(at, change, whole)
-    vain = isinstance(change.why, Vain)
+    vain, prepares = isinstance(change.why, Vain), change.effort in (Effort.PREPARING, Effort.REWRITE)
     why = f"this will not help, because {change.why}" if vain else change.why
     offered: dict[str, Any] = {one.name: getattr(change, one.name) for one in fields(Offer)}
     offered |= {"why": why, "cost": _cost(change, once), **once}
@@ -187,7 +187,7 @@ def predict(at: Situation, change: Change) -> Prediction:
         gain=gain,
         gain_low=gain_low,
         gain_high=gain_high,
-        helps=not vain and gain > 1.0 + NOTABLE and gain_low > 1.0,
+        helps=not vain and gain > 1.0 + NOTABLE and gain_low > (1.0 + NOTABLE if prepares else 1.0),
         vain=vain,
     )
 

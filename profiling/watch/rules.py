@@ -105,7 +105,8 @@ WORKER = Rules(
         Rule("read", "/webdataset/tariterators.py /webdataset/gopen.py /webdataset/cache.py"),
         Rule("decode", "/webdataset/autodecode.py"),
         Rule("decode", "/webdataset/filters.py", "decode"),
-        Rule("collate", "/webdataset/filters.py", "_?batched|.*collation.*|default_collation_fn"),
+        Rule("collate", "/webdataset/filters.py", "_?batched", r"collation_fn\("),  # else it waits for a sample
+        Rule("collate", "/webdataset/filters.py", ".*collation.*"),
         Rule("transform", "/webdataset/filters.py", "_?map.*"),
         # files and stores
         Rule("read", "/tarfile.py /zipfile /gzip.py /fsspec/ /s3fs/ /botocore/ /urllib /requests/ /http/client.py"),

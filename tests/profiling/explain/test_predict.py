@@ -65,6 +65,22 @@ def test_what_helps_gains_something_for_sure() -> None:
         assert not one.helps or (one.gain_low > 1.0 and one.gain > 1.05)
 
 
+def test_what_takes_preparing_gains_a_notable_part_for_sure() -> None:
+    """Nobody rewrites a script for two in a hundred."""
+    found, helping = at(made(workers=2, stages={"decode": 0.004}, wait_s=0.25, compute_s=0.006, cores=2)), 0
+    for percent in range(50, 100):
+        left, now = percent / 100, found.now
+        then = replace(now, worker_s=left * now.worker_s, worker_cpu_s=left * now.worker_cpu_s)
+        setting, *prepared = (
+            predict(found, Change(family="x", remedy="x", then=then, effort=effort, why="x", command="x"))
+            for effort in (Effort.SETTING, Effort.PREPARING, Effort.REWRITE)
+        )
+        if setting.helps and setting.gain_low < 1.05:
+            helping += 1
+            assert not any(one.helps for one in prepared)
+    assert helping
+
+
 def test_what_helps_is_told_beside_other_programs_too() -> None:
     """They take three quarters of the cores now, and would then: the rate is unsure by that, the gain is not."""
     times = [float(second) for second in range(30)]

@@ -192,6 +192,24 @@ def test_a_filter_of_the_scripts_is_not_the_library_s_that_calls_it() -> None:
     assert found[0].stage == "transform" and found[0].transform == "FarFromHoldout"
 
 
+def test_who_makes_samples_for_a_batch_of_webdataset_s_collates_none() -> None:
+    filters = pytest.importorskip("webdataset.filters")
+    found: list[Place] = []
+
+    def reads(samples: Any) -> Any:
+        for sample in samples:
+            found.append(here())
+            yield sample
+
+    def stacked(samples: Any) -> Any:
+        found.append(here())
+        return samples
+
+    assert list(filters.batched(3, collation_fn=stacked)(filters.shuffle(2)(reads([1, 2, 3])))) != []
+    said = [(one.stage, one.where) for one in found]
+    assert said == [("other", "test_rules.py:reads")] * 3 + [("collate", "test_rules.py:stacked")]
+
+
 def test_a_look_keeps_nothing_of_the_scripts_alive() -> None:
     """Before Python 3.13 a frame keeps the dict of its variables that it was asked for."""
     transforms = pytest.importorskip("torchvision.transforms")
