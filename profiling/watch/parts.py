@@ -160,7 +160,7 @@ def _is_no_model(frame: FrameType, on_device: bool) -> bool:
     torch has in Python for one call of its C code is whoever's that called it, but on a device, where a call may wait
     for what was asked before."""
     code = frame.f_code
-    torchs = "/torch/" in (file := slashed(code.co_filename)) and is_library(file)
+    torchs = is_library(code.co_filename) and "/torch/" in slashed(code.co_filename)
     if generated(frame) or (torchs and (on_device or not is_in(code, CALLS_OF_C))):
         return False
     return takes_gradient(frame) is False

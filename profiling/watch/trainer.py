@@ -179,8 +179,9 @@ class TrainerWatch:
 
     def _hold(self, place: Place, again: Place, seconds: float, spent: Spent) -> None:
         """A look that is told once it is known whether the loop trains `again` on what was drawn last."""
+        row, _, trained_s = self._row
         self._held.append((place, again, seconds, spent))
-        self._held_for = self._row[0], self._row[2]
+        self._held_for = row, trained_s
 
     def _settle(self) -> None:
         row, trained_s = self._held_for

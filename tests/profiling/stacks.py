@@ -19,6 +19,7 @@ from feedline.profiling.watch.rules import Place, classify
 
 PIL_Image = pytest.importorskip("PIL.Image")
 USER = """
+import copy
 import queue
 import threading
 import time
@@ -96,13 +97,11 @@ def spreads_to_train(over):
         torch.nn.functional.softmax(probs, dim=1)
 
 def keeps_weights(over):
-    import copy
     layer = torch.nn.Linear(1000, 4000)
     while not over.is_set():
         copy.deepcopy(layer.state_dict())
 
 def keeps_the_layer(over):
-    import copy
     layer = torch.nn.Linear(1000, 4000)
     while not over.is_set():
         copy.deepcopy(layer)
