@@ -194,7 +194,37 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
             seen["epoch"] = max(0, epoch)  # rows of its own have no pass
             step = Step(**seen, phase=phases[loader, epoch], rank=trainer["rank"], warm_up=cold)
             steps.append(step)
-    return steps
+    return _with_marks(steps)
+
+
+def _with_marks(steps: Sequence[Step]) -> list[Step]:
+    """Of short steps only some, chosen by lot, were marked on the device (`watch.cuda`). The others get what those of
+    their kind have on average: starvation for each second that the loop waits, all else for each step."""
+    kinds: dict[tuple[int, Phase, bool], list[Step]] = defaultdict(list)
+    for step in steps:
+        if step.starved_s is not None:
+            kinds[step.loader, step.phase, step.warm_up].append(step)
+    usual = {kind: _usual(marked) for kind, marked in kinds.items()}
+    filled: list[Step] = []
+    for step in steps:
+        like = usual.get((step.loader, step.phase, step.warm_up)) if step.starved_s is None else None
+        if like is None:
+            filled.append(step)
+        else:
+            filled.append(replace(step, starved_s=step.wait_s * like[0], copy_s=like[1], idle_s=like[2]))
+    return filled
+
+
+def _usual(marked: Sequence[Step]) -> tuple[float, float | None, float | None]:
+    """Starvation a second of waiting; copies, and how long the device ran dry beside the wait, a step."""
+    waited_s = sum(step.wait_s for step in marked)
+    starving = sum(step.starved_s or 0.0 for step in marked) / waited_s if waited_s else 0.0
+    return starving, _mean([step.copy_s for step in marked]), _mean([step.idle_s for step in marked])
+
+
+def _mean(seconds: Sequence[float | None]) -> float | None:
+    """None where none is known; else one that is not is 0."""
+    return sum(one or 0.0 for one in seconds) / len(seconds) if any(one is not None for one in seconds) else None
 
 
 # --- workers and trainers -----------------------------------------------------------------------------

@@ -119,7 +119,8 @@ class Step:
     """How many these were."""
     starved_s: float | None = None
     """CUDA: the device had run dry before this batch came (event as the loop asks, behind the last step's kernels, to
-    event before this step's first). None without CUDA."""
+    event before this step's first). None without CUDA. Of steps below 40 ms only some are marked by events: this,
+    `copy_s` and `idle_s` are then what those have on average, starvation for each second of the wait."""
     idle_s: float | None = None
     """CUDA: as far as the device ran dry while the loop did something else: behind the optimiser's step and before
     the first copy (at most: what is launched there counts too). None without CUDA, and where neither was seen."""

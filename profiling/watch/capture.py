@@ -182,7 +182,6 @@ class Capture:
         self.asking = None
         waited = self.loop.got(by, now, samples or 0, size)
         if self.device is not None:
-            waited[0].copy_s = 0.0
             self.device.step_begins(waited)
         self._stepped = self.optimizer_steps
         if not self.loop.rows % COUNTED or self.loop.rows < WARM_STEPS + COUNTED_FIRST:

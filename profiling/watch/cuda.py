@@ -5,11 +5,15 @@ far apart as the device had nothing of that stream to do (or less than the host'
 read back later, once they have passed, and by the script's own thread: any other that asks CUDA about an event while
 a graph is captured breaks the capture.
 
+Marking a step costs the host ten times what all else does that watches it, so of short steps only some are marked, by
+lot; `record.merge` lets them stand for the others.
+
 What is copied on another stream than the steps' is copied beside them, and no step is said to wait for it. Copies of
 less than SMALL_BYTES take no longer than to be asked for: none but a step's first is marked, which costs as much.
 """
 
 import functools
+import random
 import sys
 import threading
 import time
@@ -26,6 +30,10 @@ from feedline.profiling.watch.patches import Patches
 SYNCHRONISING = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
 LIMIT = 8192  # marks that are waited for
 SMALL_BYTES = 64 << 10
+ALWAYS_S = 40e-3
+"""Steps as long as this are all marked, which takes an H200's host up to 0.2 ms each (benchmarks/NOTES.md): 0.5 %. Of
+shorter ones so many are marked that it stays at that."""
+LATEST = 32  # steps: their mean duration, weighed towards the last, decides
 
 
 def in_use() -> Any:
@@ -92,6 +100,11 @@ class Device:
         """It is known that the script uses the device that marks are made on."""
         self._inside = set[int]()
         """Threads in a call that counts already: a subclass may make it once more."""
+        self._marking = False
+        """The step that the loop is in is one of those that are marked."""
+        self._step_s, self._asked_s = 1.0, time.perf_counter()
+        """The mean duration: the first hundred are marked, however short; and when the loop last asked."""
+        self._draw = random.Random(1).random  # not the global one: it is the script's
 
     def install(self, patches: Patches) -> None:
         for watching, names in ((self._copying, ("to", "cuda")), (self._synchronising, SYNCHRONISING)):
@@ -128,21 +141,27 @@ class Device:
         return event
 
     def optimizer_stepped(self, row: StepRow) -> None:
-        self._stepped = (row, self._mark()) if self._markable() else None
+        self._stepped = (row, self._mark()) if self._marking and self._markable() else None
 
     def step_ended(self) -> None:
         """The loop is about to ask for a batch."""
-        self._ended, stepped = None, self._stepped
-        self._stepped = self._came = None
-        if self._markable():
+        stepped, now_s = self._stepped, time.perf_counter()
+        self._ended = self._stepped = self._came = None
+        self._step_s += (now_s - self._asked_s - self._step_s) / LATEST
+        self._asked_s = now_s
+        self._marking = self._draw() * ALWAYS_S < self._step_s
+        if (self._marking or stepped is not None) and self._markable():
             self._read()
             stream = self._current()
-            self._ended, self._stream = self._mark(stream), stream.cuda_stream
+            ended, self._stream = self._mark(stream), stream.cuda_stream
+            self._ended = ended if self._marking else None
             if stepped is not None:
-                self._marks.append((stepped[0], "idle_s", stepped[1], self._ended))
+                self._marks.append((stepped[0], "idle_s", stepped[1], ended))
 
     def step_begins(self, rows: Sequence[StepRow]) -> None:
         """Which have waited for the batch."""
+        if self._marking:
+            rows[0].copy_s = 0.0
         if self._ended is not None:
             self._came = self._mark()
             self._marks.extend((row, "starved_s", self._ended, self._came) for row in rows)
@@ -162,7 +181,7 @@ class Device:
                 return original(tensor, *args, **kwargs)
             if tensor.is_cuda:
                 return self._away(original, tensor, *args, **kwargs)
-            if (is_small(tensor) and self._came is None) or not self._markable():
+            if not self._marking or (is_small(tensor) and self._came is None) or not self._markable():
                 return original(tensor, *args, **kwargs)
             stream = self._current()
             if stream.cuda_stream != self._stream:

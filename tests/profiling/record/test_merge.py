@@ -275,6 +275,27 @@ def test_copies_are_timed_by_marks(tmp_path: Path) -> None:
     assert 0 < seen.overhead.hooks_s < 12e-3
 
 
+def test_steps_without_marks_get_what_those_with_marks_have(tmp_path: Path) -> None:
+    """They wait two and four milliseconds, the device through half of it; every fifth is marked."""
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    one = capture.begin_pass(Loader(), "torch")
+    for _ in range(300):
+        capture.ask(one)
+        capture.got(one, BATCH)
+        capture.backward(0.001)
+    capture.end_pass(one, exhausted=True)
+    for number, row in enumerate(capture.loop.closed):
+        row.wait_s = 0.002 if number % 2 else 0.004
+        if number % 5 == 0:
+            row.starved_s, row.copy_s = row.wait_s / 2, 0.003
+            row.idle_s = 0.006 if number % 10 else None  # behind an optimiser's step, of which there is none here
+    capture.leave("itself")
+    steps = merge(capture.journal, origin=0.0, argv=["x.py"]).measured()
+    assert [step.starved_s for step in steps] == pytest.approx([step.wait_s / 2 for step in steps])
+    assert [step.copy_s for step in steps] == pytest.approx([0.003] * len(steps))
+    assert sum(step.idle_s or 0.0 for step in steps) / len(steps) == pytest.approx(0.003, rel=0.05)
+
+
 def test_optimiser_steps_without_a_loader_are_counted_and_stop_the_script(tmp_path: Path) -> None:
     capture = Capture(Journal(tmp_path), StudyConfig(steps=5))
     capture.start()

@@ -135,6 +135,28 @@ def test_starvation_is_the_waiting_and_idleness_what_the_loop_does_beside_it(tmp
     assert [step.idle_s for step in steps[:-1]] == pytest.approx([0.004] * 11)
 
 
+def test_of_short_steps_some_are_marked_and_stand_for_the_others(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    made = list[Any]()
+    event = script.cuda.Event
+    script.cuda.Event = lambda **given: made.append(event(**given)) or made[-1]
+    for number in range(1200):
+        script.step(dry_ms=4.0, own_ms=3.0, before_ms=1.0 if number % 2 else 2.0)
+    steps = script.end().steps
+    assert 5 * 100 < len(made) < 5 * 200  # the first hundred, and few of those that take a millionth of a second
+    assert [step.copy_s for step in steps] == pytest.approx([0.002] * 1200)
+    told = [step for step in steps if not step.warm_up]
+    assert sum(step.idle_s or 0.0 for step in told) / len(told) == pytest.approx(0.0045, rel=0.1)
+
+
+def test_long_steps_are_all_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedline.profiling.watch.cuda.ALWAYS_S", 0.0)
+    script = Script(tmp_path)
+    for _ in range(400):
+        script.step(dry_ms=4.0)
+    assert [step.starved_s for step in script.end().steps] == pytest.approx([0.004] * 400)
+
+
 def test_marks_are_made_where_the_model_is_and_nowhere_before(tmp_path: Path) -> None:
     """The current device may be another one, full or not begun yet: a mark there would make a context."""
     script = Script(tmp_path)
