@@ -44,7 +44,7 @@ class SampleKernel:
             return 0
         try:
             filled, decoding_ns = compiled.KERNEL.fill(jobs, not self._augment.train, out_NHWC)
-        except ValueError:  # sides beyond its limits
+        except (ValueError, OverflowError):  # sides beyond its limits
             return 0
         clock.filled(decoding_ns)
         return filled

@@ -26,8 +26,8 @@ INTERFACE = 1
 
 
 class Kernel(Protocol):
-    """Raises ValueError for a region that is not in its buffer, and for buffers of another shape. No call holds the
-    interpreter's lock while it works."""
+    """Raises ValueError for a region that is not in its buffer, and for buffers of another shape, OverflowError for a
+    number beyond a C integer. No call holds the interpreter's lock while it works."""
 
     LEVELS: tuple[str, ...]
     """What this processor can run: `plain` C, `avx2`, `neon`; all give the same bytes."""

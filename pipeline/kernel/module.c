@@ -1,7 +1,8 @@
 /* The kernel as a Python module, `feedline.pipeline.kernel.native`; compiled.py has its typed face.
 
    Every shape, stride and region is checked here against its buffer, before any of the other files sees it. What is
-   wrong with an argument is a ValueError, of another kind a TypeError. The GIL is released while pixels are made. */
+   wrong with an argument is a ValueError, of another kind a TypeError, beyond a C integer an OverflowError. The GIL is
+   released while pixels are made. */
 #ifdef KERNEL_ABI3
 #define Py_LIMITED_API 0x030B0000 /* one module for Python 3.11 and later */
 #endif
@@ -111,13 +112,8 @@ static int get_job(PyObject *tuple, const Py_buffer *to, Py_ssize_t place, struc
         return 0;
     }
     if (!PyArg_ParseTuple(tuple, "Oiiii(ffff)pp:fill", &from, &job->left, &job->top, &job->region.width_px,
-                          &job->region.height_px, &box[0], &box[1], &box[2], &box[3], &job->antialias, &job->flip)) {
-        if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
-            PyErr_Clear();
-            refused("a number is too large");
-        }
+                          &job->region.height_px, &box[0], &box[1], &box[2], &box[3], &job->antialias, &job->flip))
         return 0;
-    }
     job->place = (struct place){(uint8_t *)to->buf + place * to->strides[0], (int)to->shape[2], (int)to->shape[1]};
     job->is_jpeg = PyBytes_Check(from);
     if (job->is_jpeg ? PyObject_GetBuffer(from, &job->from, PyBUF_SIMPLE) < 0 : !get_view(from, &job->from, 0))
@@ -137,14 +133,6 @@ static long long now_ns(void)
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-static int decode(struct job *job, int smooth, uint8_t *out_RGBX)
-{
-    struct region *region = &job->region;
-    region->pixels = out_RGBX;
-    return kernel_decode(job->from.buf, (size_t)job->from.len, job->left, job->top, region->width_px, region->height_px,
-                         smooth, out_RGBX, (size_t)region->stride_bytes);
-}
-
 /* Does the jobs up to a JPEG that is left to libjpeg-turbo. Returns how many; -1 where memory ran out. */
 static Py_ssize_t fill_places(struct job *jobs, Py_ssize_t count, int smooth, long long *decoding_ns)
 {
@@ -157,25 +145,28 @@ static Py_ssize_t fill_places(struct job *jobs, Py_ssize_t count, int smooth, lo
     Py_ssize_t filled = decoded ? 0 : -1;
     while (filled >= 0 && filled < count) {
         struct job *job = &jobs[filled];
+        struct region *region = &job->region;
         if (job->is_jpeg) {
+            region->pixels = decoded;
             const long long began_ns = now_ns();
-            const int is_decoded = decode(job, smooth, decoded);
+            const int is_decoded = kernel_decode(job->from.buf, (size_t)job->from.len, job->left, job->top,
+                                                 region->width_px, region->height_px, smooth, decoded,
+                                                 (size_t)region->stride_bytes);
             *decoding_ns += now_ns() - began_ns;
             if (!is_decoded)
                 break;
         }
         struct arena arena = {0};
-        const float *box = job->antialias ? job->box : NULL;
-        filled = resize_region(job->region, &arena, box, job->flip, &job->place) ? filled + 1 : -1;
+        const int fits = resize_region(*region, &arena, job->antialias ? job->box : NULL, job->flip, &job->place);
         arena_free(&arena);
+        filled = fits ? filled + 1 : -1;
     }
     free(decoded);
     return filled;
 }
 
-static PyObject *fill(PyObject *module, PyObject *arguments)
+static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    (void)module;
     PyObject *list, *out;
     Py_buffer to;
     int smooth;
@@ -208,15 +199,13 @@ static PyObject *fill(PyObject *module, PyObject *arguments)
 
 /* --- levels ----------------------------------------------------------------------------------------------------- */
 
-static PyObject *level(PyObject *module, PyObject *none)
+static PyObject *level(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    (void)module, (void)none;
     return PyUnicode_FromString(LEVEL_NAMES[kernel_level]);
 }
 
-static PyObject *use(PyObject *module, PyObject *arguments)
+static PyObject *use(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    (void)module;
     const char *name;
     if (!PyArg_ParseTuple(arguments, "s:use", &name))
         return NULL;

@@ -36,7 +36,6 @@ def fill(places: Any = PLACES, **changes: Any) -> tuple[int, int]:
         {"width": 0},
         {"height": -5},
         {"width": 31},
-        {"height": 2**31},
         {"left": 2**31 - 1, "width": 2**31 - 1},
         {"box": (0, 0, 31, 10)},
         {"antialias": True, "box": (0, 0, 10, 10.01)},
@@ -86,6 +85,8 @@ def test_what_cannot_be_written_or_is_of_another_kind_is_refused() -> None:
     for wrong in ({"pixels": None}, {"left": "0"}, {"box": 5}):
         with pytest.raises(TypeError):
             fill(**wrong)
+    with pytest.raises(OverflowError):
+        fill(height=2**31)
     for jobs in (None, (), [None], [()], [(RGB, 0)]):
         with pytest.raises(TypeError):
             KERNEL.fill(jobs, True, PLACES)  # type: ignore[arg-type]
