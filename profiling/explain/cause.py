@@ -49,7 +49,7 @@ def _start(measured: Measured) -> Cause | None:
     if measured.restart_s:
         words = "each step begins the loader anew: its workers start, and end, for every batch"
         return Cause(kind="start", share=waits, error=measured.trainer.errors.data, words=words)
-    if rates.start_share * (1.0 - ERRORS_90 * rates.epoch_start_error) <= MOSTLY * waits:
+    if not measured.starts_slowly or measured.drawn_at_start:
         return None
     share = rates.start_share / waits
     words = f"{units.percent(share)} of the waiting is for passes over the loader to begin and end"

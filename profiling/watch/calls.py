@@ -64,6 +64,16 @@ def called(frame: FrameType) -> str | None:
     return found
 
 
+@lru_cache(maxsize=4096)
+def discards(code: CodeType, at: int) -> bool:
+    """Whether what a call at this instruction gives is thrown away: it is a statement by itself."""
+    instructions = code.co_code
+    after = at + 2
+    while after < len(instructions) and opname[instructions[after]] == "CACHE":
+        after += 2
+    return after < len(instructions) and opname[instructions[after]] == "POP_TOP"
+
+
 def takes_gradient(frame: FrameType, *, weights: bool = True) -> bool | None:
     """Whether a tensor in the expression at which a frame works takes part in a gradient, `weights` or what was
     computed of them; None: none is known."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
-from feedline.profiling.watch.calls import called, takes_gradient, variable
+from feedline.profiling.watch.calls import called, discards, takes_gradient, variable
 from feedline.profiling.watch.evidence import LOCK, SLEEP, WAIT
 from feedline.profiling.watch.rules import (
     PLUMBING,
@@ -61,6 +61,9 @@ class LoopCode:
 
     steps: set[CodeType] = field(default_factory=set[CodeType])
     """Code on the stack as the optimiser steps: what these functions call is the loop's work."""
+    stepped: dict[CodeType, int] = field(default_factory=dict[CodeType, int])
+    """The last of their instructions that asked for such a step. What they call behind it, and keep nothing of, makes
+    no batch."""
     makers: set[CodeType] = field(default_factory=set[CodeType])
     """Functions of the script's that the loop calls and that were seen reading or decoding: they make its batches."""
     decoders: set[CodeType] = field(default_factory=set[CodeType])
@@ -97,7 +100,7 @@ def part(
     """What the loop has called."""
     outermost: CodeType | None = None
     """Of the user's own, beneath the loop's."""
-    reads = yields = prepares = False
+    reads = yields = decodes = prepares = False
     for one in frames(frame):
         code, file = one.f_code, one.f_code.co_filename
         if is_ours(file):
@@ -117,11 +120,14 @@ def part(
             found = "python"
         own = own or (None if library else one)
         source = not is_in(code, NO_SOURCE)
-        reads = source and (reads or _reads(one, call, pictures=not hands_itself))
+        decodes = source and (decodes or _decodes(one, call))
+        reads = source and (reads or decodes or (hands_itself and _reads(one, call)))
         if loop is not None and code in loop.steps:
             if hands_itself and outermost is not None and found == "python" and blocked == SLEEP:
                 found = "wait"  # nobody sleeps for it but until somebody has made a batch
             waits = found == "unpickle" or (found == "wait" and blocked in (LOCK, SLEEP, WAIT))  # whoever makes them
+            if not decodes and one.f_lasti > loop.stepped.get(code, one.f_lasti) and discards(code, one.f_lasti):
+                reads, yields, outermost = False, False, None
             makers = loop.makers if hands_itself else loop.decoders
             if not waits and found not in ELSE and _makes(outermost, reads, yields, in_model, makers, loop.models):
                 found = "load" if hands_itself else "prepare"
@@ -140,10 +146,13 @@ def part(
     return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "")
 
 
-def _reads(frame: FrameType, call: str | None, *, pictures: bool) -> bool:
-    """Whether a frame, or the C function that it calls, reads or decodes samples."""
-    if pictures:
-        return is_in(frame.f_code, DECODERS) or (call is not None and re.fullmatch(DECODING, call) is not None)
+def _decodes(frame: FrameType, call: str | None) -> bool:
+    """Whether a frame, or the C function that it calls, decodes pictures."""
+    return is_in(frame.f_code, DECODERS) or (call is not None and re.fullmatch(DECODING, call) is not None)
+
+
+def _reads(frame: FrameType, call: str | None) -> bool:
+    """Whether a frame, or the C function that it calls, reads or decodes samples of any kind."""
     evident = call if call and not re.fullmatch(NO_READING, call) else None
     stage = WORKER.stage_of(frame.f_code, frame.f_lineno) or (WORKER.stage_of_call(evident) if evident else None)
     return stage in ("read", "decode")

@@ -34,6 +34,7 @@ from feedline.profiling.watch.rules import (
     is_library,
     is_ours,
     line_of,
+    package,
     place_name,
     slashed,
 )
@@ -108,7 +109,9 @@ class TrainerWatch:
         self._trains = True
         if self._steps_seen < STEPS_SEEN:
             self._steps_seen += 1
-            self._loop.steps.update(one.f_code for one in frames(frame) if not is_ours(one.f_code.co_filename))
+            for one in (one for one in frames(frame) if not is_ours(one.f_code.co_filename)):
+                self._loop.steps.add(one.f_code)
+                self._loop.stepped[one.f_code] = max(one.f_lasti, self._loop.stepped.get(one.f_code, 0))
 
     def see_draw(self, frame: FrameType) -> None:
         """A loader is asked; `frame` is of whoever does, perhaps for a loop further out."""
@@ -145,7 +148,7 @@ class TrainerWatch:
             place = part(frame, on_device=self._on_device(), loop=loop, blocked=blocked(), held=held,
                          hands_itself=hands_itself, trains=self._trains)  # fmt: skip
             if self._watched.ours[self.thread] and asking is None:  # a pass begins: its workers start
-                place = Place("wait", place.where)
+                place = drawing(frame) or Place("wait", place.where)
             pin_frame, pin_cpu_s = self._pin_thread.look(frames_by_thread)
             pinning = pin_work(pin_frame)
             if asking is not None and place.stage not in ("unpickle", "pin"):
@@ -254,28 +257,37 @@ def asked_for(frame: FrameType, place: Place, pinning: str | None, *, working: b
     """What the thread does while its loader is asked: wait, draw samples for the workers, or change what they have
     made, in the innermost function that is not torch's, or called by it (`__torch_function__`): of a package with its
     module, as `--lines-of` takes it."""
-    if draws(frame):
-        return Place("draw", place.where)
+    if (drawn := drawing(frame)) is not None:
+        return drawn
     if not working or place.stage not in ("forward", "python"):
         return Place(pinning or "wait", place.where)
     for one in frames(frame):
         code, file = one.f_code, slashed(one.f_code.co_filename)
         if "/torch/utils/data/" in file or "/multiprocessing/" in file:
             break  # torch's own loader takes a batch apart
-        package = "/site-packages/" in file or "/dist-packages/" in file
-        aside = is_ours(file) or "/torch/" in file or (is_library(file) and not package)
+        aside = is_ours(file) or "/torch/" in file or (is_library(file) and not package(file))
         if not aside and not code.co_name.startswith("__"):
-            name = place_name(code)
-            name = f"{one.f_globals.get('__name__')}:{name.partition(':')[2]}" if package else name
-            return Place("change", f"{name}:{line_of(one)}")
+            return Place("change", _named(one))
     return Place("wait", place.where)
 
 
-def draws(frame: FrameType | None) -> bool:
-    """Whether torch asks a sampler there."""
-    return any(
-        one.f_code.co_name == DRAW and slashed(one.f_code.co_filename).endswith(LOADER) for one in frames(frame)
-    )
+def drawing(frame: FrameType | None) -> Place | None:
+    """Where a sampler works that torch asks there: in the script's innermost function, else in the innermost."""
+    inner = None
+    for one in frames(frame):
+        if one.f_code.co_name == DRAW and slashed(one.f_code.co_filename).endswith(LOADER):
+            return Place("draw", _named(inner) if inner is not None else "")
+        if inner is None or (is_library(inner.f_code.co_filename) and not is_library(one.f_code.co_filename)):
+            inner = one
+    return None
+
+
+def _named(frame: FrameType) -> str:
+    """Its function's name and the line: of a package with its module, as `--lines-of` takes it."""
+    name = place_name(frame.f_code)
+    if package(frame.f_code.co_filename):
+        name = f"{frame.f_globals.get('__name__')}:{name.partition(':')[2]}"
+    return f"{name}:{line_of(frame)}"
 
 
 def pin_work(frame: FrameType | None) -> str | None:

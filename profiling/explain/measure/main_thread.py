@@ -91,13 +91,16 @@ class Trainer:
     freed memory."""
 
 
-def measure_trainer(recording: Recording, steps: Sequence[Step], *, idle: float = 0.0) -> Trainer:
-    """`idle`: share of their time that the workers have nothing to do."""
+def measure_trainer(
+    recording: Recording, steps: Sequence[Step], *, idle: float = 0.0, start_share: float = 0.0
+) -> Trainer:
+    """`idle`: share of their time that the workers have nothing to do; `start_share`: of an epoch's time, what it
+    begins and ends with, which looks of up to a second may have seen and the steps have not."""
     seconds, samples = seconds_of(steps), max(1, sum(step.samples for step in steps))
     ranks_s = seconds * max(1, len({step.rank for step in steps}))
     loader, looks = recording.train_loader, all_ranks(recording).ticks
     sampled = loader is not None and (loader.background or loader.unwatched)
-    shares, errors = _shares(recording, steps, ranks_s, sampled=sampled)
+    shares, errors = _shares(recording, steps, ranks_s, sampled=sampled, start_share=start_share)
     all_waited_s = shares.data * ranks_s
     prepare_share, prepare_error = _prepared(recording, steps, ranks_s) if ranks_s and not sampled else (0.0, 0.0)
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s and (looks >= FEW_LOOKS or not sampled) else None
@@ -182,7 +185,9 @@ def _leaders(places: Mapping[str, float], count: int, whole: ThreadTime) -> list
     return ranked[:count] if last - next_one > unsure and all(ranked[:count]) else []
 
 
-def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, sampled: bool) -> tuple[Shares, Shares]:
+def _shares(
+    recording: Recording, steps: Sequence[Step], ranks_s: float, *, sampled: bool, start_share: float
+) -> tuple[Shares, Shares]:
     if not ranks_s:
         return Shares(), Shares()
     blocks = stretches(steps)
@@ -207,7 +212,8 @@ def _shares(recording: Recording, steps: Sequence[Step], ranks_s: float, *, samp
     elif not sampled:  # batches made where no loader's clock runs
         waits = sum(map(waited_s, steps)) / sum(step.duration_s for step in steps)
         clocked = waits + evaluations_wait(recording, steps) + between
-        other += max(0.0, seen - max(data, clocked) - 2 * seen_error)
+        clocked = start_share + (1.0 - start_share) * max(data, clocked)
+        other += max(0.0, seen - clocked - 2 * seen_error)
     trainer = min(1.0 - data - copy, own)
     other = min(1.0 - data - copy - trainer, other)
     compute = max(0.0, 1.0 - data - copy - trainer - other)

@@ -133,12 +133,23 @@ class Measured:
         return spare and share - ERRORS_90 * error > 0.5 * self.trainer.shares.data > 0.0
 
     @property
+    def starts_slowly(self) -> bool:
+        """Most of the waiting is for passes over the loader to begin and end."""
+        rates, waits = self.rates, self.trainer.shares.data
+        return rates.start_share * (1.0 - ERRORS_90 * rates.epoch_start_error) > 0.5 * waits > 0.0
+
+    @property
+    def drawn_at_start(self) -> bool:
+        """By a sampler that draws a whole epoch as that begins."""
+        return self.starts_slowly and self.own_part_limits and self.own_part[0] == "draw"
+
+    @property
     def own_part_share(self) -> float:
         """Of the time in which the thread waits for its loader, that it cannot compute meanwhile: all of it where
         workers wait for the thread, too."""
         part, share, error = self.own_part
         if part == "draw":
-            return self.waits if self.own_part_limits else 0.0
+            return self.waits if self.own_part_limits and not self.starts_slowly else 0.0
         return min(share, self.waits) if part == "change" and share - ERRORS_90 * error > HARDLY else 0.0
 
     @property
@@ -166,7 +177,7 @@ def measure(recording: Recording) -> Measured:
             notes.append("Ranks that do not train are ended by no --steps or --seconds: others may wait for them.")
     rates = measure_rates(recording, steps)
     workers = measure_workers(recording)
-    trainer = measure_trainer(recording, steps, idle=workers.stages.get("idle", 0.0))
+    trainer = measure_trainer(recording, steps, idle=workers.stages.get("idle", 0.0), start_share=rates.start_share)
     restart_s = _restart_s(workers, rates, steps)
     machine = measure_machine(recording, steps, rates.now.value if rates.now else 0.0, anew=restart_s > 0)
     waits = trainer.shares.data - trainer.prepare_share  # a leg's kept batches are prepared as the loader's are

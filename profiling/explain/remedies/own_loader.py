@@ -226,7 +226,8 @@ def faster_starts(at: Situation) -> Iterable[Change]:
         return
     whole_s = now.epoch_samples / at.rate.value + now.epoch_start_s
     why = f"starting an epoch takes {units.seconds(now.epoch_start_s)} of its {units.seconds(whole_s)}"
-    cause = at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data
+    drawn = at.measured.own_part[1] / at.measured.rates.start_share if at.measured.drawn_at_start else 0.0
+    cause = at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data and not drawn
     if now.epoch_start_s >= HARDLY * whole_s and iterates(at):
         kept = "" if loader.persistent_workers else "DataLoader(…, persistent_workers=True)  # spares the processes\n"
         yield Change(
@@ -244,7 +245,8 @@ def faster_starts(at: Situation) -> Iterable[Change]:
         yield Change(
             family="persistent", remedy="one DataLoader for all epochs" if anew else "persistent_workers=True",
             effort=Effort.CODE if anew else Effort.SETTING, extra_error=0.02,
-            then=replace(now, epoch_start_s=at.kept_start_s(now.worker_s)), cause=cause,
+            then=replace(now, epoch_start_s=max(at.kept_start_s(now.worker_s), min(1.0, drawn) * now.epoch_start_s)),
+            cause=cause,
             why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
             command="DataLoader(…, persistent_workers=True)" + "  # once, before the first epoch" * anew,
             settings={} if anew else {"persistent_workers": True},
@@ -272,19 +274,24 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
         return
     part, share, error = at.measured.own_part
     place = busiest(all_ranks(at.recording).functions, part)
-    part_s = share * at.now.ranks / at.rate.value
+    part_s, now = share * at.now.ranks / at.rate.value, at.now
     if part == "prepare" and at.measured.machine.on_cpu:  # launching work on a device says nothing of workers
         yield from _by_workers(at, place, share, error)
     function = place.rpartition(":")[2] if ".py:" in place else place  # of a package: with its module
     does = "draws samples" if part == "draw" else "changes batches that are ready, where workers could,"
+    left_s, left_cpu_s = max(0.0, now.own_part_s - part_s), max(0.0, now.trainer_cpu_s - part_s)
+    then, command = replace(now, own_part_s=left_s, trainer_cpu_s=left_cpu_s), lines_of(at.recording, function)
+    if at.measured.drawn_at_start:
+        does = "draws samples as epochs begin,"
+        drawn = min(1.0, share / at.measured.rates.start_share)
+        then = replace(now, epoch_start_s=(1.0 - drawn) * now.epoch_start_s)
+        if place.startswith("torch.utils.data"):
+            command = "sampler = …Sampler(…, num_samples=…)  # no more than an epoch takes: it draws them all at once"
     yield Change(
         family="stage", remedy="a cheaper sampler" if part == "draw" else "cheaper work on whole batches",
         target=place, effort=Effort.CODE, cause=part != "prepare" or not at.measured.machine.on_cpu, at_most=True,
-        then=replace(at.now, own_part_s=max(0.0, at.now.own_part_s - part_s),
-                     trainer_cpu_s=max(0.0, at.now.trainer_cpu_s - part_s)),
-        ceiling_times=math.inf,
+        then=then, ceiling_times=math.inf, command=command, extra_error=error / (1 - min(share, 0.9)),
         why=f"the training thread {does} {units.percent(share)} of its time ({place}): {AT_MOST}",
-        command=lines_of(at.recording, function), extra_error=error / (1 - min(share, 0.9)),
     )  # fmt: skip
 
 

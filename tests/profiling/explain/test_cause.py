@@ -149,6 +149,26 @@ def test_beginning_passes_or_handing_over_is_told_where_one_surely_leads(starts_
     assert ("which of the two costs more cannot be told" in found.cause.words) == (kind is None)
 
 
+def test_a_sampler_that_draws_an_epoch_as_it_begins_is_no_start_of_workers() -> None:
+    """An epoch takes 0.9 s to begin, most of it in the sampler, and 0.5 of steps; looks see both."""
+    passes = [LoaderPass(epoch=epoch, samples=320, start_s=0.9, end_s=0.0) for epoch in range(4)]
+    seen = made(wait_s=0.0, compute_s=0.05, stages=SMALL, passes=passes)
+    for target, share in (("torch.utils.data.sampler:RandomSampler.__iter__", 0.55), ("train.py:Mine.each", 0.2)):
+        parts = {"draw": share * seen.seconds, "wait": (0.64 - share) * seen.seconds, "forward": 0.36 * seen.seconds}
+        places = {f"draw {target}:12": parts["draw"]}
+        trainer = replace(seen.trainers[0], seconds=seen.seconds, stages=parts, functions=places)
+        found = diagnose(replace(seen, trainers=[trainer]))
+        assert found.measured.trainer.shares.other == 0.0, "what the looks see of the starts is known"
+        if share < 0.3:
+            assert found.cause.kind == "start"
+            continue
+        assert (found.bound, found.cause.kind, found.cause.where) == ("data", "draw", target)
+        first = found.predictions[0]
+        assert (first.remedy, first.at_most) == ("a cheaper sampler", True)
+        assert first.gain == pytest.approx(1.4 / (1.4 - 0.55 * 1.4), rel=0.1)
+        assert "num_samples" in (first.command or "")
+
+
 def mostly_without_a_core(busy_cores: float) -> Cause:
     """Of the two that the machine has; the script itself uses 1.6."""
     seen = made(stages={"decode": 0.0016}, workers=4, cores=2, wait_s=0.03, compute_s=0.002, trainer_cpu_s=0.0)

@@ -16,6 +16,7 @@ from queue import Queue
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from feedline.profiling.watch.evidence import LOCK, WAIT
@@ -69,6 +70,31 @@ def test_a_function_that_was_seen_decoding_makes_batches(user: ModuleType) -> No
 
     assert told(through, loop=stepping) == "load"
     assert told(user.calling_loop, loop=stepping) == "load", "whatever it does now"
+
+
+def test_what_a_loop_reads_behind_its_step_and_throws_away_is_no_batch(user: ModuleType) -> None:
+    """As a record does that says what is installed; before the step it may fill a buffer. Whoever decodes pictures
+    may fill one at any time."""
+    np.save(file := io.BytesIO(), np.zeros(4))
+
+    def opened(look: Callable[[], None]) -> Any:
+        source = Looking(lambda: None, jpeg())
+        picture = PIL_Image.open(source)
+        source._look = look
+        return picture
+
+    def part_of(name: str, stepped: int, *, picture: bool = False) -> str:
+        loop = getattr(user, name)
+        stepping = LoopCode(steps={loop.__code__}, stepped={loop.__code__: stepped})
+        if picture:
+            return told(lambda look: loop(lambda: opened(look).load()), loop=stepping)
+        return told(lambda look: loop(lambda: np.load(Looking(look, file.getvalue()))), loop=stepping)
+
+    behind, before = 0, 1000
+    assert part_of("recording_loop", behind) == "python"
+    assert part_of("recording_loop", before) == "load"
+    assert part_of("calling_loop", behind) == "load"
+    assert part_of("recording_loop", behind, picture=True) == "load"
 
 
 @pytest.mark.parametrize("name", ["model_loop", "summing_loop"])

@@ -18,9 +18,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.profile import Profile
 from feedline.profiling.record.journal import Journal, StepRow, StudyConfig, TimeRow
 from feedline.profiling.record.merge import merge
@@ -120,6 +122,33 @@ def test_a_slow_sampler_is_told_from_waiting() -> None:
     (trainer,) = seen.recording.trainers
     assert trainer.stages["draw"] > trainer.stages.get("wait", 0.0)
     assert "draw test_trainer.py:Drawing.__iter__" in {name.rpartition(":")[0] for name in trainer.functions}
+
+
+class AllAtOnce(Sampler[int]):
+    """Chooses a whole epoch before it gives any."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[int]:
+        until = time.monotonic() + 0.15
+        while time.monotonic() < until:
+            pass
+        yield from range(16)
+
+
+def test_a_sampler_that_draws_as_an_epoch_begins_is_told_from_starting_workers() -> None:
+    training = Training()
+    loader = DataLoader(data(16), batch_size=4, num_workers=1, sampler=AllAtOnce(), persistent_workers=True)
+    with Profile(resources=False) as seen:
+        for _ in range(20):
+            for batch in loader:
+                training.step(batch)
+                time.sleep(0.02)
+    (trainer,) = seen.recording.trainers
+    assert trainer.stages["draw"] > 5 * trainer.stages["wait"]
+    cause = diagnose(seen.recording).cause
+    assert (cause.kind, cause.where) == ("draw", "test_trainer.py:AllAtOnce.__iter__")
 
 
 def warped(images: torch.Tensor) -> None:
@@ -340,6 +369,25 @@ def slowly(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     while time.thread_time() < until:
         pass
     return torch.rand(8, 4), torch.full((8,), number % 3)
+
+
+def writes_down(file: Path) -> None:
+    """Reading each time what never changes."""
+    until = time.thread_time() + 0.02
+    while time.thread_time() < until:
+        np.load(file)
+
+
+def test_a_loop_that_makes_no_batches_but_reads_behind_its_steps(tmp_path: Path) -> None:
+    training, file = Training(), tmp_path / "packages.npy"
+    np.save(file, np.zeros(4))
+    batch = torch.rand(8, 4), torch.zeros(8, dtype=torch.long)
+    with Profile(resources=False) as seen:
+        for _ in range(80):
+            training.step(batch)
+            writes_down(file)
+    (trainer,) = seen.recording.trainers
+    assert trainer.stages["python"] > 5 * trainer.stages.get("load", 0.0)
 
 
 def idle(over: threading.Event) -> None:
