@@ -285,7 +285,7 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
         does = "draws samples as epochs begin,"
         drawn = min(1.0, share / at.measured.rates.start_share)
         then = replace(now, epoch_start_s=(1.0 - drawn) * now.epoch_start_s)
-        if place.startswith("torch.utils.data"):
+        if place.startswith("torch.utils.data.sampler:") and (now.epoch_samples or 0) < (at.dataset_samples or 0):
             command = "sampler = …Sampler(…, num_samples=…)  # no more than an epoch takes: it draws them all at once"
     yield Change(
         family="stage", remedy="a cheaper sampler" if part == "draw" else "cheaper work on whole batches",

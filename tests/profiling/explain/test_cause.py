@@ -167,6 +167,9 @@ def test_a_sampler_that_draws_an_epoch_as_it_begins_is_no_start_of_workers() -> 
         assert (first.remedy, first.at_most) == ("a cheaper sampler", True)
         assert first.gain == pytest.approx(1.4 / (1.4 - 0.55 * 1.4), rel=0.1)
         assert "num_samples" in (first.command or "")
+        loader = replace(seen.loaders[0], dataset_samples=320)  # all that it draws is taken
+        whole = diagnose(replace(seen, trainers=[trainer], loaders=[loader])).predictions[0]
+        assert whole.remedy == first.remedy and "num_samples" not in (whole.command or "")
 
 
 def mostly_without_a_core(busy_cores: float) -> Cause:
