@@ -37,6 +37,7 @@ from feedline.profiling.record.stages import STAGES
 from feedline.profiling.record.watch_costs import costs, overhead
 from feedline.profiling.record.windows import MOST_SIZES, RowSum, Windows, over_steps
 
+ENOUGH_MARKED = 32  # steps on a device that stand for those around them
 WARM_UP_RULE = (
     "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader that trains, or of a loop "
     "that asks none itself, and the first batch of every other pass, at most a quarter of the pass; and the first of "
@@ -199,27 +200,38 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
 
 def _with_marks(steps: Sequence[Step]) -> list[Step]:
     """Of short steps only some, chosen by lot, were marked on the device (`watch.cuda`). The others get what those of
-    their kind have on average: starvation for each second that the loop waits, all else for each step."""
-    kinds: dict[tuple[int, Phase, bool], list[Step]] = defaultdict(list)
-    for step in steps:
-        if step.starved_s is not None:
-            kinds[step.loader, step.phase, step.warm_up].append(step)
-    usual = {kind: _usual(marked) for kind, marked in kinds.items()}
-    filled: list[Step] = []
-    for step in steps:
-        like = usual.get((step.loader, step.phase, step.warm_up)) if step.starved_s is None else None
-        if like is None:
-            filled.append(step)
-        else:
-            filled.append(replace(step, starved_s=step.wait_s * like[0], copy_s=like[1], idle_s=like[2]))
+    their kind have on average, about as many before them as behind: starvation for each second that the loop waits,
+    all else for each step."""
+    kinds: dict[tuple[int, Phase, bool], list[int]] = defaultdict(list)
+    for number, step in enumerate(steps):
+        kinds[step.loader, step.phase, step.warm_up].append(number)
+    filled = list(steps)
+    for stretch in (each for members in kinds.values() for each in _stretches(steps, members)):
+        marked = [steps[number] for number in stretch if steps[number].starved_s is not None]
+        if not marked:
+            continue
+        waited_s = sum(step.wait_s for step in marked)
+        starving = sum(min(step.starved_s or 0.0, step.wait_s) for step in marked) / waited_s if waited_s else 0.0
+        copy_s, idle_s = _mean([step.copy_s for step in marked]), _mean([step.idle_s for step in marked])
+        for number in stretch:
+            step = steps[number]
+            if step.starved_s is None:
+                filled[number] = replace(step, starved_s=step.wait_s * starving, copy_s=copy_s, idle_s=idle_s)
     return filled
 
 
-def _usual(marked: Sequence[Step]) -> tuple[float, float | None, float | None]:
-    """Starvation a second of waiting; copies, and how long the device ran dry beside the wait, a step."""
-    waited_s = sum(step.wait_s for step in marked)
-    starving = sum(step.starved_s or 0.0 for step in marked) / waited_s if waited_s else 0.0
-    return starving, _mean([step.copy_s for step in marked]), _mean([step.idle_s for step in marked])
+def _stretches(steps: Sequence[Step], members: Sequence[int]) -> list[list[int]]:
+    """Of these, neighbours, ENOUGH_MARKED of them marked or, where they are fewer, all."""
+    stretches, marked = [list[int]()], 0
+    for number in members:
+        stretches[-1].append(number)
+        marked += steps[number].starved_s is not None
+        if marked == ENOUGH_MARKED:
+            stretches.append([])
+            marked = 0
+    left = stretches.pop() if len(stretches) > 1 else []  # behind the last that has enough
+    stretches[-1] += left
+    return stretches
 
 
 def _mean(seconds: Sequence[float | None]) -> float | None:

@@ -5,7 +5,7 @@ far apart as the device had nothing of that stream to do (or less than the host'
 read back later, once they have passed, and by the script's own thread: any other that asks CUDA about an event while
 a graph is captured breaks the capture.
 
-Marking a step costs the host ten times what all else does that watches it, so of short steps only some are marked, by
+Marking a step costs the host twice what all else does that watches it, so of short steps only some are marked, by
 lot; `record.merge` lets them stand for the others.
 
 What is copied on another stream than the steps' is copied beside them, and no step is said to wait for it. Copies of
@@ -101,9 +101,11 @@ class Device:
         self._inside = set[int]()
         """Threads in a call that counts already: a subclass may make it once more."""
         self._marking = False
-        """The step that the loop is in is one of those that are marked."""
-        self._step_s, self._asked_s = 1.0, time.perf_counter()
-        """The mean duration: the first hundred are marked, however short; and when the loop last asked."""
+        """The step that the loop is in, whatever it asks in it, is one of those that are marked."""
+        self._due = True
+        """The optimiser has stepped: the next lot may be drawn."""
+        self._step_s, self._drawn_s = 1.0, time.perf_counter()
+        """The mean duration: the first hundred are marked, however short; and when the last lot was drawn."""
         self._draw = random.Random(1).random  # not the global one: it is the script's
 
     def install(self, patches: Patches) -> None:
@@ -141,15 +143,17 @@ class Device:
         return event
 
     def optimizer_stepped(self, row: StepRow) -> None:
+        self._due = True
         self._stepped = (row, self._mark()) if self._marking and self._markable() else None
 
     def step_ended(self) -> None:
         """The loop is about to ask for a batch."""
-        stepped, now_s = self._stepped, time.perf_counter()
-        self._ended = self._stepped = self._came = None
-        self._step_s += (now_s - self._asked_s - self._step_s) / LATEST
-        self._asked_s = now_s
-        self._marking = self._draw() * ALWAYS_S < self._step_s
+        stepped, self._ended, self._stepped, self._came = self._stepped, None, None, None
+        if self._due:
+            self._due, now_s = False, time.perf_counter()
+            self._step_s += (now_s - self._drawn_s - self._step_s) / LATEST
+            self._drawn_s = now_s
+            self._marking = self._draw() * ALWAYS_S < self._step_s
         if (self._marking or stepped is not None) and self._markable():
             self._read()
             stream = self._current()
@@ -159,9 +163,13 @@ class Device:
                 self._marks.append((stepped[0], "idle_s", stepped[1], ended))
 
     def step_begins(self, rows: Sequence[StepRow]) -> None:
-        """Which have waited for the batch."""
+        """Which have waited for the batch: the new one, and those that were begun before, perhaps by another lot. A
+        row that is marked in part is not marked."""
         if self._marking:
             rows[0].copy_s = 0.0
+        else:
+            for row in rows[1:]:
+                row.copy_s = row.starved_s = row.idle_s = None
         if self._ended is not None:
             self._came = self._mark()
             self._marks.extend((row, "starved_s", self._ended, self._came) for row in rows)
@@ -232,7 +240,8 @@ class Device:
             try:
                 if not after.query():
                     break
-                setattr(row, name, (getattr(row, name) or 0.0) + before.elapsed_time(after) / 1e3)
+                if row.copy_s is not None:
+                    setattr(row, name, (getattr(row, name) or 0.0) + before.elapsed_time(after) / 1e3)
             except RuntimeError:
                 pass
             self._marks.popleft()

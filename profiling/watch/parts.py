@@ -5,6 +5,7 @@ optimiser steps and a loader is asked.
 """
 
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -53,6 +54,9 @@ DECODERS = (
 DECODING = r"cv2\.im(de|re)\w+|(simplejpeg|_?turbojpeg|imagecodecs|nvidia)\b.*"
 """Where pictures are decoded (file:qualified name; importing a library is none of it), and calls that do. Whoever
 does so between a loader and the model makes batches; other reading there may be for anything."""
+ARRAYS = r"/numpy/lib/(_?npyio|_?format)\w*\.py:|/(h5py|lmdb|zarr|pyarrow)/|/torch/serialization\.py:"
+ARRAY_CALLS = r"(h5py|lmdb|zarr|pyarrow)\b.*|numpy\.(fromfile|memmap)"
+"""The same of arrays: who reads them behind a hand-made loop's step may fill what the next one is taken from."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ class LoopCode:
     steps: set[CodeType] = field(default_factory=set[CodeType])
     """Code on the stack as the optimiser steps: what these functions call is the loop's work."""
     stepped: dict[CodeType, int] = field(default_factory=dict[CodeType, int])
-    """The last of their instructions that asked for such a step. What they call behind it, and keep nothing of, makes
-    no batch."""
+    """The last of their lines that asked for such a step. What they call behind it, and keep nothing of, makes no
+    batch, unless it was seen reading what batches are made of."""
     makers: set[CodeType] = field(default_factory=set[CodeType])
     """Functions of the script's that the loop calls and that were seen reading or decoding: they make its batches."""
     decoders: set[CodeType] = field(default_factory=set[CodeType])
@@ -100,7 +104,7 @@ def part(
     """What the loop has called."""
     outermost: CodeType | None = None
     """Of the user's own, beneath the loop's."""
-    reads = yields = decodes = prepares = False
+    reads = yields = decodes = fills = prepares = False
     for one in frames(frame):
         code, file = one.f_code, one.f_code.co_filename
         if is_ours(file):
@@ -120,15 +124,17 @@ def part(
             found = "python"
         own = own or (None if library else one)
         source = not is_in(code, NO_SOURCE)
-        decodes = source and (decodes or _decodes(one, call))
-        reads = source and (reads or decodes or (hands_itself and _reads(one, call)))
+        decodes = source and (decodes or _is(one, call, DECODERS, DECODING))
+        fills = source and (fills or decodes or (hands_itself and _is(one, call, ARRAYS, ARRAY_CALLS)))
+        reads = source and (reads or fills or (hands_itself and _reads(one, call)))
         if loop is not None and code in loop.steps:
             if hands_itself and outermost is not None and found == "python" and blocked == SLEEP:
                 found = "wait"  # nobody sleeps for it but until somebody has made a batch
             waits = found == "unpickle" or (found == "wait" and blocked in (LOCK, SLEEP, WAIT))  # whoever makes them
-            if not decodes and one.f_lasti > loop.stepped.get(code, one.f_lasti) and discards(code, one.f_lasti):
-                reads, yields, outermost = False, False, None
             makers = loop.makers if hands_itself else loop.decoders
+            behind = line_of(one) > loop.stepped.get(code, sys.maxsize) and discards(code, one.f_lasti)
+            if behind and not fills and outermost not in makers:
+                reads, yields, outermost = False, False, None
             if not waits and found not in ELSE and _makes(outermost, reads, yields, in_model, makers, loop.models):
                 found = "load" if hands_itself else "prepare"
             break
@@ -146,9 +152,9 @@ def part(
     return Place(found or "other", f"{place_name(own.f_code)}:{line_of(own)}" if own else "")
 
 
-def _decodes(frame: FrameType, call: str | None) -> bool:
-    """Whether a frame, or the C function that it calls, decodes pictures."""
-    return is_in(frame.f_code, DECODERS) or (call is not None and re.fullmatch(DECODING, call) is not None)
+def _is(frame: FrameType, call: str | None, places: str, calls: str) -> bool:
+    """Whether a frame is one of these, or calls one of these functions of C."""
+    return is_in(frame.f_code, places) or (call is not None and re.fullmatch(calls, call) is not None)
 
 
 def _reads(frame: FrameType, call: str | None) -> bool:

@@ -105,13 +105,15 @@ class TrainerWatch:
         self._evidence = ThreadEvidence(threading.get_native_id())
 
     def see_step(self, frame: FrameType | None) -> None:
-        """An optimiser steps; `frame` is of whoever asked it to. Looked at a few times a pass only."""
+        """An optimiser steps; `frame` is of whoever asked it to. What has done so before is looked at a few times a
+        pass only."""
         self._trains = True
-        if self._steps_seen < STEPS_SEEN:
-            self._steps_seen += 1
-            for one in (one for one in frames(frame) if not is_ours(one.f_code.co_filename)):
-                self._loop.steps.add(one.f_code)
-                self._loop.stepped[one.f_code] = max(one.f_lasti, self._loop.stepped.get(one.f_code, 0))
+        self._steps_seen += 1
+        for one in frames(frame):
+            code = one.f_code
+            if (self._steps_seen <= STEPS_SEEN or code not in self._loop.steps) and not is_ours(code.co_filename):
+                self._loop.steps.add(code)
+                self._loop.stepped[code] = max(line_of(one), self._loop.stepped.get(code, 0))
 
     def see_draw(self, frame: FrameType) -> None:
         """A loader is asked; `frame` is of whoever does, perhaps for a loop further out."""
@@ -277,6 +279,8 @@ def drawing(frame: FrameType | None) -> Place | None:
     for one in frames(frame):
         if one.f_code.co_name == DRAW and slashed(one.f_code.co_filename).endswith(LOADER):
             return Place("draw", _named(inner) if inner is not None else "")
+        if is_ours(one.f_code.co_filename):
+            continue
         if inner is None or (is_library(inner.f_code.co_filename) and not is_library(one.f_code.co_filename)):
             inner = one
     return None

@@ -31,6 +31,7 @@ LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers 
 SOME = 1.02  # less is no gain
 ANEW = 0.4  # share of its passes, begun twice by some frameworks, from which a loader is made anew for each epoch
 MOST_AHEAD = 64  # batches that a worker may be asked to have ready
+NUM_SAMPLES = tuple(f"torch.utils.data.sampler:{kind}Sampler." for kind in ("Random", "WeightedRandom"))  # take it
 TORCHS_NONE = "DataLoader(…, num_workers=0)"  # which refuses what is of workers
 NO_WAIT = Vain("the loop hardly waits for data")
 
@@ -285,7 +286,9 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
         does = "draws samples as epochs begin,"
         drawn = min(1.0, share / at.measured.rates.start_share)
         then = replace(now, epoch_start_s=(1.0 - drawn) * now.epoch_start_s)
-        if place.startswith("torch.utils.data.sampler:") and (now.epoch_samples or 0) < (at.dataset_samples or 0):
+        loader = at.measured.loader
+        ended = any(loader and one.loader == loader.id and one.end_s is not None for one in at.recording.passes)
+        if not ended and place.startswith(NUM_SAMPLES):
             command = "sampler = …Sampler(…, num_samples=…)  # no more than an epoch takes: it draws them all at once"
     yield Change(
         family="stage", remedy="a cheaper sampler" if part == "draw" else "cheaper work on whole batches",

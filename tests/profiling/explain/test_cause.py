@@ -151,7 +151,7 @@ def test_beginning_passes_or_handing_over_is_told_where_one_surely_leads(starts_
 
 def test_a_sampler_that_draws_an_epoch_as_it_begins_is_no_start_of_workers() -> None:
     """An epoch takes 0.9 s to begin, most of it in the sampler, and 0.5 of steps; looks see both."""
-    passes = [LoaderPass(epoch=epoch, samples=320, start_s=0.9, end_s=0.0) for epoch in range(4)]
+    passes = [LoaderPass(epoch=epoch, samples=320, start_s=0.9, end_s=None) for epoch in range(4)]
     seen = made(wait_s=0.0, compute_s=0.05, stages=SMALL, passes=passes)
     for target, share in (("torch.utils.data.sampler:RandomSampler.__iter__", 0.55), ("train.py:Mine.each", 0.2)):
         parts = {"draw": share * seen.seconds, "wait": (0.64 - share) * seen.seconds, "forward": 0.36 * seen.seconds}
@@ -167,8 +167,8 @@ def test_a_sampler_that_draws_an_epoch_as_it_begins_is_no_start_of_workers() -> 
         assert (first.remedy, first.at_most) == ("a cheaper sampler", True)
         assert first.gain == pytest.approx(1.4 / (1.4 - 0.55 * 1.4), rel=0.1)
         assert "num_samples" in (first.command or "")
-        loader = replace(seen.loaders[0], dataset_samples=320)  # all that it draws is taken
-        whole = diagnose(replace(seen, trainers=[trainer], loaders=[loader])).predictions[0]
+        ended = [replace(one, end_s=0.0) for one in passes]  # all that it draws is taken
+        whole = diagnose(replace(seen, trainers=[trainer], passes=ended)).predictions[0]
         assert whole.remedy == first.remedy and "num_samples" not in (whole.command or "")
 
 

@@ -296,6 +296,25 @@ def test_steps_without_marks_get_what_those_with_marks_have(tmp_path: Path) -> N
     assert sum(step.idle_s or 0.0 for step in steps) / len(steps) == pytest.approx(0.003, rel=0.05)
 
 
+def test_steps_that_are_all_marked_do_not_stand_for_later_ones(tmp_path: Path) -> None:
+    """The first hundred are, on a device that does not starve yet; nor does a wait count for more than it is."""
+    capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    one = capture.begin_pass(Loader(), "torch")
+    for _ in range(600):
+        capture.ask(one)
+        capture.got(one, BATCH)
+        capture.backward(0.001)
+    capture.end_pass(one, exhausted=True)
+    for number, row in enumerate(capture.loop.closed):
+        row.wait_s = 0.004
+        if number < 100 or number % 10 == 0:
+            row.starved_s = 0.0 if number < 100 else 0.02
+    capture.leave("itself")
+    steps = merge(capture.journal, origin=0.0, argv=["x.py"]).steps
+    later = [step.starved_s for step in steps[200:] if step.starved_s != 0.02]
+    assert later == pytest.approx([0.004] * len(later), rel=0.1)
+
+
 def test_optimiser_steps_without_a_loader_are_counted_and_stop_the_script(tmp_path: Path) -> None:
     capture = Capture(Journal(tmp_path), StudyConfig(steps=5))
     capture.start()

@@ -1,5 +1,6 @@
 """Marks on a device: what they are said to measure, who reads them, and what they leave alone."""
 
+import os
 import sys
 import threading
 import time
@@ -104,7 +105,8 @@ class Script:
         self.capture.device = self.device
         self.device.install(self.hooks.patches)
         self.origin = time.perf_counter()
-        self.loop = self.capture.begin_pass(SimpleNamespace(num_workers=0), "torch")
+        self.loader = SimpleNamespace(num_workers=0)
+        self.loop = self.capture.begin_pass(self.loader, "torch")
 
     def step(self, *, dry_ms: float = 0.0, own_ms: float = 0.0, before_ms: float = 0.0) -> None:
         """Asks, gets, copies, trains. The device is dry while the loop waits, in its own Python behind the optimiser,
@@ -147,6 +149,28 @@ def test_of_short_steps_some_are_marked_and_stand_for_the_others(tmp_path: Path)
     assert [step.copy_s for step in steps] == pytest.approx([0.002] * 1200)
     told = [step for step in steps if not step.warm_up]
     assert sum(step.idle_s or 0.0 for step in told) / len(told) == pytest.approx(0.0045, rel=0.1)
+
+
+def test_two_loaders_in_a_loop_have_all_of_a_step_marked_or_nothing(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    other = SimpleNamespace(num_workers=0)
+    beside = script.capture.begin_pass(other, "torch")
+    for _ in range(600):
+        for one in (script.loop, beside):
+            script.capture.ask(one)
+            script.cuda.now_ms += 2.0
+            script.capture.got(one, [[1, 2]])
+            script.Tensor().to("cuda")
+        script.cuda.now_ms += 5.0
+        script.capture.optimizer_step(0.001)
+    script.capture.end_pass(beside, exhausted=True)
+    script.end()
+    rows = script.capture.journal.rows(f"steps-{os.getpid()}", StepRow)
+    for one in (script.loop, beside):  # the last row of each is waited for by nobody
+        marked = [row for row in rows if row.loader == one.loader and row.starved_s is not None][:-1]
+        assert 80 < len(marked) < 300
+        assert [row.starved_s for row in marked] == pytest.approx([0.004] * len(marked))
+        assert all(row.copy_s is not None for row in marked)
 
 
 def test_long_steps_are_all_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +408,8 @@ class OnGpu:
         self.hooks = Hooks(self.capture)
         self.hooks.install()
         self.origin = time.perf_counter()
-        self.loop = self.capture.begin_pass(SimpleNamespace(num_workers=0), "torch")
+        self.loader = SimpleNamespace(num_workers=0)
+        self.loop = self.capture.begin_pass(self.loader, "torch")
 
     def end(self) -> Recording:
         torch.cuda.synchronize()

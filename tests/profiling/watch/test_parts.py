@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gzip
 import io
 import json
 import multiprocessing
@@ -73,9 +74,18 @@ def test_a_function_that_was_seen_decoding_makes_batches(user: ModuleType) -> No
 
 
 def test_what_a_loop_reads_behind_its_step_and_throws_away_is_no_batch(user: ModuleType) -> None:
-    """As a record does that says what is installed; before the step it may fill a buffer. Whoever decodes pictures
-    may fill one at any time."""
-    np.save(file := io.BytesIO(), np.zeros(4))
+    """As a record does that says what is installed; before the step it may fill a buffer. Whoever decodes pictures or
+    reads arrays may fill one at any time, and does so whatever else is seen of it."""
+    np.save(array := io.BytesIO(), np.zeros(4))
+    text, behind, before = gzip.compress(b"packages"), 0, sys.maxsize
+
+    def stepping(name: str, stepped: int) -> LoopCode:
+        code = getattr(user, name).__code__
+        return LoopCode(steps={code}, stepped={code: stepped})
+
+    def reads_text(name: str, stepped: int) -> str:
+        loop = getattr(user, name)
+        return told(lambda look: loop(lambda: gzip.open(Looking(look, text)).read()), loop=stepping(name, stepped))
 
     def opened(look: Callable[[], None]) -> Any:
         source = Looking(lambda: None, jpeg())
@@ -83,18 +93,14 @@ def test_what_a_loop_reads_behind_its_step_and_throws_away_is_no_batch(user: Mod
         source._look = look
         return picture
 
-    def part_of(name: str, stepped: int, *, picture: bool = False) -> str:
-        loop = getattr(user, name)
-        stepping = LoopCode(steps={loop.__code__}, stepped={loop.__code__: stepped})
-        if picture:
-            return told(lambda look: loop(lambda: opened(look).load()), loop=stepping)
-        return told(lambda look: loop(lambda: np.load(Looking(look, file.getvalue()))), loop=stepping)
-
-    behind, before = 0, 1000
-    assert part_of("recording_loop", behind) == "python"
-    assert part_of("recording_loop", before) == "load"
-    assert part_of("calling_loop", behind) == "load"
-    assert part_of("recording_loop", behind, picture=True) == "load"
+    assert reads_text("recording_loop", behind) == "python"
+    assert reads_text("recording_loop", before) == "load"
+    assert reads_text("calling_loop", behind) == "load"
+    loop, arrays, pictures = user.recording_loop, *(stepping("recording_loop", behind) for _ in range(2))
+    assert told(lambda look: loop(lambda: np.load(Looking(look, array.getvalue()))), loop=arrays) == "load"
+    assert told(lambda look: loop(lambda: opened(look).load()), loop=pictures) == "load"
+    assert [told(loop, loop=known) for known in (arrays, pictures)] == ["load", "load"]
+    assert told(loop, loop=stepping("recording_loop", behind)) == "python"
 
 
 @pytest.mark.parametrize("name", ["model_loop", "summing_loop"])

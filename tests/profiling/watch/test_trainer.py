@@ -1,5 +1,6 @@
 """What the loop waits for is called by its name: a thread that unpickles and pins, a sampler that draws."""
 
+import functools
 import os
 import socket
 import sys
@@ -18,7 +19,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
@@ -28,7 +28,8 @@ from feedline.profiling.record.journal import Journal, StepRow, StudyConfig, Tim
 from feedline.profiling.record.merge import merge
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.evidence import Spent
-from feedline.profiling.watch.trainer import TrainerWatch
+from feedline.profiling.watch.rules import HERE
+from feedline.profiling.watch.trainer import TrainerWatch, drawing
 from tests.profiling.trainings import Training, data
 
 TORCH = "/x/site-packages/torch/utils/data/_utils/pin_memory.py"
@@ -371,23 +372,61 @@ def slowly(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(8, 4), torch.full((8,), number % 3)
 
 
-def writes_down(file: Path) -> None:
-    """Reading each time what never changes."""
+def reads(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """20 ms."""
     until = time.thread_time() + 0.02
     while time.thread_time() < until:
-        np.load(file)
+        file.read_text()
+    return torch.rand(8, 4), torch.zeros(8, dtype=torch.long)
 
 
-def test_a_loop_that_makes_no_batches_but_reads_behind_its_steps(tmp_path: Path) -> None:
-    training, file = Training(), tmp_path / "packages.npy"
-    np.save(file, np.zeros(4))
-    batch = torch.rand(8, 4), torch.zeros(8, dtype=torch.long)
-    with Profile(resources=False) as seen:
-        for _ in range(80):
+@pytest.mark.parametrize("part", ["python", "load"])
+def test_a_hand_made_loop_reads_for_its_batches_or_for_its_own_records(part: str, tmp_path: Path) -> None:
+    """Also in a second phase, in another function than the first."""
+    training, file = Training(), tmp_path / "packages.txt"
+    file.write_text("torch")
+
+    def warms_up() -> None:
+        batch = reads(file)
+        for _ in range(5):
             training.step(batch)
-            writes_down(file)
+
+    def trains() -> None:
+        batch = reads(file)
+        for _ in range(80):
+            if part == "load":
+                batch = reads(file)
+            training.step(batch)
+            if part == "python":
+                reads(file)
+
+    with Profile(resources=False) as seen:
+        warms_up()
+        trains()
     (trainer,) = seen.recording.trainers
-    assert trainer.stages["python"] > 5 * trainer.stages.get("load", 0.0)
+    other = ({"python", "load"} - {part}).pop()
+    assert trainer.stages[part] > 5 * trainer.stages.get(other, 0.0)
+
+
+def test_a_sampler_is_not_named_by_what_watches_it() -> None:
+    """A tensor's `tolist` is in the watch's hands where there is a GPU."""
+    found = list[str]()
+
+    def look() -> None:
+        place = drawing(sys._getframe(1))
+        found.append(place.where if place is not None else "")
+
+    packages = "/x/site-packages/torch/utils/data"
+    stack = [
+        ("_next_index", f"{packages}/dataloader.py"),
+        ("each", f"{packages}/sampler.py"),
+        ("watched", f"{HERE}watch/cuda.py"),
+    ]
+    inner: Callable[[], None] = look
+    for name, file in reversed(stack):
+        inner = functools.partial(function(name, file), inner)
+    inner()
+    assert found == ["None:each:2"]
 
 
 def idle(over: threading.Event) -> None:
