@@ -93,7 +93,7 @@ def _waits(steps: Sequence[Step], recording: Recording) -> Curves:
     return Curves(
         curves=[Curve(name="the GPU has run dry", points=starved), Curve(name="the loop waits", points=waited)],
         title="Waiting for data", y_unit="%", y_max=100.0, shades=_spans(recording.steps),
-        note="Source: CUDA events around waits (of short steps, some); the loop's clock, which runs on while the GPU works",
+        note="Source: CUDA events around waits (of short steps, some); the loop's clock, which runs while it works",
     )  # fmt: skip
 
 
