@@ -104,7 +104,7 @@ def part(
     """What the loop has called."""
     outermost: CodeType | None = None
     """Of the user's own, beneath the loop's."""
-    reads = yields = decodes = fills = prepares = False
+    reads = yields = fills = prepares = False
     for one in frames(frame):
         code, file = one.f_code, one.f_code.co_filename
         if is_ours(file):
@@ -124,8 +124,8 @@ def part(
             found = "python"
         own = own or (None if library else one)
         source = not is_in(code, NO_SOURCE)
-        decodes = source and (decodes or _is(one, call, DECODERS, DECODING))
-        fills = source and (fills or decodes or (hands_itself and _is(one, call, ARRAYS, ARRAY_CALLS)))
+        fills = source and (fills or _is(one, call, DECODERS, DECODING))
+        fills = fills or (source and hands_itself and _is(one, call, ARRAYS, ARRAY_CALLS))
         reads = source and (reads or fills or (hands_itself and _reads(one, call)))
         if loop is not None and code in loop.steps:
             if hands_itself and outermost is not None and found == "python" and blocked == SLEEP:
