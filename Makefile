@@ -21,7 +21,7 @@ help:
 .venv/.ready: requirements.txt pyproject.toml bootstrap.py setup.py
 	$(PYTHON) bootstrap.py
 
-.venv/.ready-kernel: .venv/.ready $(wildcard pipeline/kernel/*.[ch])
+.venv/.ready-kernel: .venv/.ready $(wildcard pipeline/kernel/*.[ch] pipeline/kernel/*.pyx)
 	.venv/bin/python bootstrap.py --kernel
 
 .venv/.ready-tests: .venv/.ready .venv/.ready-kernel

@@ -30,7 +30,7 @@ FORMAT_HEADERS = {"libwebp-dev": "webp/decode.h", "libtiff-dev": "tiffio.h", "li
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tests", action="store_true", help="also what only the tests need (a browser, nginx)")
-    parser.add_argument("--kernel", action="store_true", help="only compile the kernel, after a change of its C")
+    parser.add_argument("--kernel", action="store_true", help="only compile the kernel, after a change of it")
     args = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036  the user's python3 may be older than the project allows
         return fail(f"Python {sys.version.split()[0]} is too old: run `make PYTHON=python3.11` with 3.11 or newer")

@@ -1,6 +1,7 @@
 """The compiled kernel, the one part of feedline that is not Python; all else about the package is in pyproject.toml.
 
-`optional`: where it cannot be compiled, installing says so and goes on, and `feedline doctor` says what runs instead.
+`native.pyx` is its face, in Cython; the C files know no Python. `optional`: where it cannot be compiled, installing
+says so and goes on, and `feedline doctor` says what runs instead.
 """
 
 import sysconfig
@@ -16,9 +17,9 @@ setup(
     ext_modules=[
         Extension(
             "feedline.pipeline.kernel.native",
-            sources=sorted(map(str, KERNEL.glob("*.c"))),
+            sources=[str(KERNEL / "native.pyx"), *sorted(map(str, KERNEL.glob("*.c")))],
             depends=sorted(map(str, KERNEL.glob("*.h"))),
-            define_macros=[("KERNEL_ABI3", "1")] if ABI3 else [],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")] if ABI3 else [],
             py_limited_api=ABI3,
             # contraction would make the coefficients depend on the processor
             extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"],
@@ -26,5 +27,5 @@ setup(
             optional=True,
         )
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if ABI3 else {},
+    options={"build_ext": {"cython_c_in_temp": True}, "bdist_wheel": {"py_limited_api": "cp311" if ABI3 else False}},
 )

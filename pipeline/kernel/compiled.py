@@ -1,8 +1,8 @@
 """The compiled kernel's typed face, where there is one.
 
-Set-up compiles `native` from the C files beside this one; without a C compiler feedline installs all the same, and
-OpenCV, Pillow and simplejpeg do its work, more slowly. `FEEDLINE_KERNEL=python` chooses that, the name of one of
-`LEVELS` those instructions.
+Set-up compiles `native` from native.pyx and the C files beside this one; without a C compiler feedline installs all
+the same, and OpenCV, Pillow and simplejpeg do its work, more slowly. `FEEDLINE_KERNEL=python` chooses that, the name
+of one of `LEVELS` those instructions.
 """
 
 import os
@@ -22,7 +22,7 @@ Job = tuple[bytes | Pixels, int, int, int, int, Box, bool, bool]
 antialiased; whether it is mirrored."""
 VARIABLE = "FEEDLINE_KERNEL"
 INTERFACE = 1
-"""As module.c has it: one more with every change of what Python calls or is given."""
+"""As native.pyx has it: one more with every change of what Python calls or is given."""
 
 
 class Kernel(Protocol):
