@@ -375,7 +375,7 @@ class Loader:
             run.close()
             where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
             raise type(error)(f"{where}{error.reason}", error.sample) from error
-        run.handed_over(len(batch[1]))
+        run.handed_over(batch[1].numel())
         self._place = Place(run.plan.epoch, run.plan.delivered(run.taken), "with the next epoch")
         if self._prefetcher is not None:
             self._prefetcher.reached(self._place.samples)

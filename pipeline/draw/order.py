@@ -80,9 +80,9 @@ class EpochPlan:
         if self.policy == "wrap" and self.short_last_batch:
             each = min(each, -(-(self.size - begun) // self.world_size))
         first = begun + self.rank * each
+        if each == self.batch_size and first + each <= self.size:
+            return self.order_N[first : first + each]
         positions_N = np.arange(first, first + self.batch_size, dtype=np.int64)
-        if each == self.batch_size and positions_N[-1] < self.size:
-            return self.order_N[positions_N]
         end = first + each if self.policy == "wrap" else self.size
         return np.where(positions_N < end, self.order_N[positions_N % self.size], PADDING)
 

@@ -101,6 +101,7 @@ class Workshop:
         slots = self.depth + SPARE_SLOTS
         self.memory = SharedMemory("slots", slots * layout.slot_bytes)
         self.view = self.memory.view
+        self.slots = [layout.slot(self.view, number) for number in range(slots)]
         self.ledger = Ledger(slots, fence)
         # the last one is ours: which run is the current one
         rows = len(before) if before is not None else max(most, 1) + 1 + (_MOST_CHANGES if headcount else 0)
@@ -159,9 +160,8 @@ class Workshop:
                 number = self.ledger.take()
                 if number is None:
                     return
-                slot = self.layout.slot(self.view, number)
-                hints = self._hints(slot)
-                self.crew.submit(run.task(number, slot)._replace(hints=hints, way=self.ahead.reach.way))
+                hints = self._hints(self.slots[number])
+                self.crew.submit(run.task(number, hints, self.ahead.reach.way))
                 self.outstanding += 1
                 run.sent += 1
                 under_way += 1
@@ -259,11 +259,11 @@ class EpochRun(Iterator[HostBatch]):
         samples_N = self.plan.batch(batch)
         return samples_N[samples_N != PADDING] if self._workshop.trim else samples_N
 
-    def task(self, number: int, slot: Slot) -> Task:
+    def task(self, slot: int, hints: int, way: int) -> Task:
         """The next one to send, its samples' numbers written into the slot."""
         samples_N = self.samples(self.sent)
-        slot.samples_N[: len(samples_N)] = samples_N
-        return Task(self.number, self.sent, number, len(samples_N), self.plan.epoch, self._px)
+        self._workshop.slots[slot].samples_N[: len(samples_N)] = samples_N
+        return Task(self.number, self.sent, slot, len(samples_N), self.plan.epoch, self._px, hints, way)
 
     def keep(self, reply: Reply) -> None:
         self.received += 1
@@ -308,9 +308,9 @@ class EpochRun(Iterator[HostBatch]):
 
     def _show(self, slot_number: int) -> HostBatch:
         workshop, waits = self._workshop, self.waits
-        slot = workshop.layout.slot(workshop.view, slot_number)
+        slot = workshop.slots[slot_number]
         filled, size_bytes = slot.filled.tolist()
-        images, labels_N = slot.images, slot.labels_N[:filled]
+        images, labels_N = workshop.layout.images(workshop.view, slot_number), slot.labels_N[:filled]
         if workshop.ledger.lent < SPARE_SLOTS:
             workshop.ledger.lend(slot_number, images)
         else:

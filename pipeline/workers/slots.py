@@ -57,11 +57,14 @@ class SlotLayout:
         return (2 + HINT_BATCHES) * self.batch_size + 2
 
     def slot(self, view: memoryview, number: int) -> Slot:
-        start, count = number * self.slot_bytes, self.batch_size
-        images = np.frombuffer(view, np.uint8, self.images_bytes, start)
-        numbers = np.frombuffer(view, np.int64, self._numbers, start + self.images_bytes)
+        count = self.batch_size
+        numbers = np.frombuffer(view, np.int64, self._numbers, number * self.slot_bytes + self.images_bytes)
         filled, hints_N = numbers[2 * count : 2 * count + 2], numbers[2 * count + 2 :]
-        return Slot(images, numbers[:count], numbers[count : 2 * count], filled, hints_N)
+        return Slot(self.images(view, number), numbers[:count], numbers[count : 2 * count], filled, hints_N)
+
+    def images(self, view: memoryview, number: int) -> Images:
+        """An array of its own: what `Ledger.lend` watches. Views of it keep it alive."""
+        return np.frombuffer(view, np.uint8, self.images_bytes, number * self.slot_bytes)
 
 
 Fence = Sequence[Any]
