@@ -11,7 +11,12 @@ from cpython.buffer cimport (
 )
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free, malloc
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+cdef extern from "<time.h>" nogil:
+    struct timespec:
+        long tv_sec, tv_nsec
+    const int CLOCK_MONOTONIC
+    int clock_gettime(int clock, timespec *now)
 
 cdef extern from "jpeg.h":
     int kernel_decode(
