@@ -74,6 +74,8 @@ class LoaderSeen:
     """Of the tensors in a batch, e.g. ["float32", "int64"]."""
     batch_shapes: list[list[int]] = field(default_factory=list)
     batch_bytes: int | None = None
+    batch_tensors: int | None = None
+    """torch's, at least so many: a worker sends each on its own."""
     made: int = 1
     """How many objects took this place one after the other: a script may make its loader anew for every epoch."""
     background: bool = False

@@ -11,6 +11,7 @@ from feedline.profiling.watch.facts import quietly
 
 DEPTH = 6  # of nesting looked into
 NODES = 128  # members looked at in all: a batch may hold lists of a million floats
+COUNTED = 4096  # … where its tensors are counted, once
 CHANNELS = (1, 3, 4)  # of a picture
 
 
@@ -28,17 +29,18 @@ def parts(batch: Any) -> list[Any]:
     return [one for one, _ in _walk(batch)]
 
 
-def _walk(batch: Any) -> Iterator[tuple[Any, bool]]:
+def _walk(batch: Any, most: int = NODES) -> Iterator[tuple[Any, bool]]:
     """Its parts, and whether each is an array."""
     pending: list[tuple[Any, int]] = [(batch, DEPTH)]
-    for _ in range(NODES):
+    for _ in range(most):
         if not pending:
             break
         one, depth = pending.pop()
         array = _is_array(one)
         yield one, array
         if depth and not array:
-            pending += [(member, depth - 1) for member in reversed(quietly(lambda one=one: _members(one)) or [])]
+            members = quietly(lambda one=one: _members(one, most)) or []
+            pending += [(member, depth - 1) for member in reversed(members)]
 
 
 def _is_array(one: Any) -> bool:
@@ -48,11 +50,11 @@ def _is_array(one: Any) -> bool:
         return False
 
 
-def _members(one: Any) -> list[Any]:
+def _members(one: Any, most: int = NODES) -> list[Any]:
     if isinstance(one, Mapping):
-        return [value for _, value in zip(range(NODES), one.values(), strict=False)]
+        return [value for _, value in zip(range(most), one.values(), strict=False)]
     if isinstance(one, list | tuple):
-        return list(one[:NODES])
+        return list(one[:most])
     if hasattr(type(one), "__dataclass_fields__"):
         return [getattr(one, name, None) for name in type(one).__dataclass_fields__]
     if hasattr(one, "__dict__") and hasattr(one, "__getitem__"):
@@ -125,10 +127,11 @@ def _length(batch: Any) -> int | None:
 
 
 def describe(batch: Any) -> dict[str, Any]:
-    """Keys of `recording.LoaderSeen`: dtypes, shapes, bytes."""
+    """Keys of `recording.LoaderSeen`: dtypes, shapes, bytes, and how many tensors of torch's there are."""
     found = tensors(batch)
     return {
         "batch_dtypes": [str(quietly(lambda one=one: one.dtype)).removeprefix("torch.") for one in found][:16],
         "batch_shapes": [_shape(one) for one in found][:16],
         "batch_bytes": sizes(batch)[1],
+        "batch_tensors": sum(hasattr(type(one), "untyped_storage") for one, _ in _walk(batch, COUNTED)),
     }

@@ -130,7 +130,10 @@ def other_workers(at: Situation) -> Iterable[Change]:
     counts |= {0} if handing_over(at) else set()
     for count in sorted(counts - {at.now.workers}):
         then, more = at.with_workers(count), count > at.now.workers
-        unknown = 0.0 if at.now.workers else error_between(_with_threads(at, then), then)
+        unknown = 0.0
+        if not at.now.workers:
+            taken = replace(then, handover_s=at.now.handover_s)
+            unknown = math.hypot(error_between(_with_threads(at, then), then), error_between(then, taken))
         if more and missing_batches(at):  # each has batches of its own ahead: some of the long waits, or all
             then, unknown = even(then, math.sqrt(at.factor)), abs(math.log(at.factor)) / 4
         shares_out = iterates(at) and count > 1
@@ -164,6 +167,9 @@ def _why_workers(at: Situation, then: Throughput) -> str:
     if surely(at, "lock") >= LOCKED:
         locked, who = units.percent(share_of(at, "lock")), "a worker" if at.now.workers else "the training thread"
         return Vain(f"{who} waits for a lock or another thread {locked} of its time, and more workers wait longer")
+    if not at.now.workers and then.handover_s > at.now.worker_s:
+        pieces = count_of(at.measured.loader.batch_tensors or 0, "tensor") if at.measured.loader else ""
+        return Vain(f"a batch has {pieces}, and a worker sends each on its own: that takes longer than making them")
     if not at.now.workers:
         return "the training process prepares every batch itself: a worker would prepare the next while it computes"
     gains, binding, cores = then.rate() > SOME * at.now.rate(), then.binding(), at.measured.machine.cores

@@ -136,6 +136,15 @@ def test_describes_what_predictions_need() -> None:
     assert told["batch_dtypes"] == ["uint8", "int64"]
     assert told["batch_shapes"] == [[4, 2, 2, 3], [4]]
     assert told["batch_bytes"] == 80
+    assert told["batch_tensors"] == 0, "nor are arrays sent one by one"
+
+
+def test_tensors_are_counted_where_others_are_cut() -> None:
+    torch = pytest.importorskip("torch")
+    apart = {"lead": [[torch.zeros(20)] * 600] * 3, "age": torch.zeros(20), "names": ["a"] * 20}
+    assert describe(apart)["batch_tensors"] == 1801
+    assert describe([torch.zeros(2), [0.5] * 1_000_000])["batch_tensors"] == 1
+    assert 64 < describe([torch.zeros(2)] * 1_000_000)["batch_tensors"] <= 4096
 
 
 @given(

@@ -125,3 +125,17 @@ def test_of_feedlines_own_loader_nothing_is_said_to_be_the_users_but_transforms(
     assert {"stage", "uint8"} <= theirs
     assert not {"uint8", "send"} & mine
     assert not [one.remedy for one in diagnose(ours).predictions if one.remedy.startswith(("cheaper d", "cheaper c"))]
+
+
+def test_lists_that_torch_takes_apart_are_to_be_one_array() -> None:
+    seen = made(wait_s=0.012, compute_s=0.01, workers=0, stages={"collate": 0.012 / 32})
+    theirs = [replace(one, functions={"collate collate.py:collate_float_fn": one.seconds}) for one in seen.workers]
+    few, many = (
+        diagnose(replace(seen, workers=theirs, loaders=[replace(seen.loaders[0], batch_tensors=tensors)])).predictions
+        for tensors in (3, 600)
+    )
+    collating = {name: next(one for one in of if one.remedy == "cheaper collate") for name, of in
+                 (("few", few), ("many", many))}  # fmt: skip
+    assert "one array" not in collating["few"].why and not collating["few"].at_most
+    assert "one array" in collating["many"].why and collating["many"].at_most
+    assert many[0] == collating["many"], "workers would send each tensor on its own"
