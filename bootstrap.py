@@ -164,7 +164,7 @@ def compile_kernel() -> int:
     subprocess.run(build, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     loads = [str(PYTHON), "-c", "import feedline.pipeline.kernel.native"]
     if subprocess.run(loads, cwd=ROOT, stderr=subprocess.DEVNULL, check=False).returncode:
-        say("the kernel could not be compiled (a C compiler and Python.h are needed): everything works, slower")
+        say("the kernel could not be compiled (needed: Cython, a C compiler, Python.h): everything works, slower")
     (VENV / ".ready-kernel").touch()
     return 0
 

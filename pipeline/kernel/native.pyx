@@ -141,14 +141,15 @@ def fill(list jobs not None, bint smooth, places):
     cdef place to
     cdef Py_ssize_t filled
     cdef long long decoding_ns = 0
+    cdef list given = jobs[:]  # a list of our own: whatever Python runs meanwhile may change theirs
     PyObject_GetBuffer(places, &out, PyBUF_STRIDES | PyBUF_WRITABLE)
     try:
         if not (is_uint8(&out, 4) and out.shape[3] == 3 and PyBuffer_IsContiguous(&out, b"C")):
             raise ValueError("the places are uint8 of number, height, width and 3, in one piece")
-        if len(jobs) > out.shape[0]:
+        if len(given) > out.shape[0]:
             raise ValueError("there are more jobs than places")
         to.pixels, to.width_px, to.height_px = <uint8_t *>out.buf, out.shape[2], out.shape[1]
-        held = [Job(*job_of) for job_of in jobs]
+        held = [Job(*job_of) for job_of in given]
         for job in reversed(held):
             if job.work.region.u and not job.work.antialias and (to.width_px % 2 or to.height_px % 2):
                 raise ValueError("planes are resized to even sides only, unless antialiased")

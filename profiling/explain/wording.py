@@ -10,6 +10,7 @@ from feedline.profiling.explain.measure.rates import ERRORS_90, evaluations_wait
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.explain.predict import Cold, cold_epoch
+from feedline.profiling.explain.remedies.sample_cost import MANY_TENSORS
 from feedline.profiling.record import units
 
 PAUSED, MUCH_PAUSED = 0.1, 0.25
@@ -97,7 +98,8 @@ def _of_pauses(measured: Measured) -> list[str]:
         workers = {str(one.num_workers) for one in recording.loaders if one.phase == "eval" and one.kind == "torch"}
         whose = f" (num_workers={next(iter(workers))})" if len(workers) == 1 else ""
         words += f", and {units.percent(waits)} of the whole is waiting for batches of their own DataLoader{whose}"
-        if "0" in workers:
+        sent = max((one.batch_tensors or 0 for one in recording.loaders if one.phase == "eval"), default=0)
+        if "0" in workers and sent < MANY_TENSORS:
             most, count = units.times(1.0 / (1.0 - waits)), min(2, int(measured.machine.cores))
             line = f"DataLoader(…, num_workers={count}, persistent_workers=True)"
             cure.append(f"Workers would make these batches meanwhile, for up to {most} of the whole: {line}.")

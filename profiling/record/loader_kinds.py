@@ -12,6 +12,8 @@ class LoaderKind:
     """Whether a worker waits for each read by itself, reads ahead of what it needs, or tars from front to back."""
     indexed: bool = False
     """It hands a dataset the indices of a batch."""
+    sends: bool = False
+    """Its workers are processes that send each tensor of a batch on its own."""
     by_setting: dict[str, str] | None = None
     """Where each setting is a call of its own: that call."""
 
@@ -22,10 +24,10 @@ NODES = {
     "pin_memory": "PinMemory(node)",
 }
 KINDS = {
-    "torch": LoaderKind(indexed=True),
-    "torchdata": LoaderKind(indexed=True),
+    "torch": LoaderKind(indexed=True, sends=True),
+    "torchdata": LoaderKind(indexed=True, sends=True),
     "torchdata.nodes": LoaderKind(by_setting=NODES),
-    "webdataset": LoaderKind(call="wds.WebLoader(dataset, batch_size=None, {})", reads="in sequence"),
+    "webdataset": LoaderKind(call="wds.WebLoader(dataset, batch_size=None, {})", reads="in sequence", sends=True),
     "feedline": LoaderKind(call="Loader(…, {})", reads="ahead"),
 }
 

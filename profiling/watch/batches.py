@@ -50,6 +50,10 @@ def _is_array(one: Any) -> bool:
         return False
 
 
+def _is_torchs(one: Any) -> bool:
+    return bool(quietly(lambda: hasattr(type(one), "untyped_storage")))
+
+
 def _members(one: Any, most: int = NODES) -> list[Any]:
     if isinstance(one, Mapping):
         return [value for _, value in zip(range(most), one.values(), strict=False)]
@@ -133,5 +137,5 @@ def describe(batch: Any) -> dict[str, Any]:
         "batch_dtypes": [str(quietly(lambda one=one: one.dtype)).removeprefix("torch.") for one in found][:16],
         "batch_shapes": [_shape(one) for one in found][:16],
         "batch_bytes": sizes(batch)[1],
-        "batch_tensors": sum(hasattr(type(one), "untyped_storage") for one, _ in _walk(batch, COUNTED)),
+        "batch_tensors": len({id(one) for one, array in _walk(batch, COUNTED) if array and _is_torchs(one)}),
     }

@@ -35,7 +35,7 @@ OWN = ("python", "logging", "checkpoint")  # parts that are the script's own Pyt
 DATA = ("wait", "load", "draw", "change", "prepare", "unpickle", "pin")  # parts that wait for a batch or make it
 LEAST_ERROR = 0.01
 """No share is known better, however many steps were seen: a stopwatch draws its lines elsewhere. By blocks of steps
-and 0.005, 203 of the shares of 239 scripts that the rules had not seen lay in their 90 % intervals, by this 209."""
+and 0.005, 203 of the shares of 239 scripts that the rules had not seen lay in their 90 % intervals, by this 207."""
 LEAST_KERNEL_SHARE = 0.04
 LEAST_FAULTS = 200  # per step; below either, keeping memory would gain nothing that can be told from noise
 FAULTS_COST = 1.25

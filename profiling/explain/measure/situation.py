@@ -20,7 +20,7 @@ ALL = 0.9  # share of its cores from which a script is said to use all
 ANEW = 0.9  # share of the steps that begin a pass of their own, from which a loop is said to do so
 THREADS = 1.25  # CPU seconds a second, from which a worker has threads of its own
 SPARE = 0.25  # share of their time that workers idle, from which more of them would not help
-TENSOR_S = 4e-4  # for which the training thread takes a tensor from a worker: 0.28 to 0.63 ms on an AMD EPYC
+TENSOR_S = 4e-4  # that a tensor's way from a worker takes of the training thread (NOTES: 0.28 to 0.63 ms)
 MOST_CROWDED = 0.9  # share of a step that it may be said to wait for the workers' cores
 OWN_CPU, OWN_CPU_ERROR = 0.62, 0.15
 """Of the CPU time of a worker that waits in reads, what it takes where they cost nothing: 0.69 for a server's files
@@ -317,19 +317,20 @@ class Situation:
     def with_workers(self, count: int) -> Throughput:
         """The script's own loader with other workers. What a sample costs in a worker process, sending it included,
         is known from the loader-only leg with that many, where there is one; that storage keeps more of them waiting,
-        from what it gave to more reads at once; and what it costs to send each tensor of a batch, where none is sent
-        yet, from `TENSOR_S`."""
+        from what it gave to more reads at once."""
         legs = [leg for leg in self.recording.legs if leg.name == "loader_only" and leg.num_workers == count]
         cpu_s = max(self.now.worker_cpu_s, *(leg.worker_cpu_s_per_sample or 0.0 for leg in legs), 0.0)
         storage, ranks = self.measured.storage, self.now.ranks
         waited_s = storage.blocked_with(ranks * max(1, count)) - storage.blocked_s
-        sent = (self.measured.loader.batch_tensors or 0) / self.batch_samples if self.measured.loader else 0.0
-        taken_s = sent * TENSOR_S if count and not self.now.workers else 0.0
-        return replace(
-            self.now, workers=count, worker_cpu_s=cpu_s + taken_s / 2, handover_s=self.now.handover_s + taken_s,
-            worker_s=max(0.0, self.now.worker_s + waited_s) + taken_s / 2,
-            trainer_cpu_s=self.now.trainer_cpu_s + taken_s / 2,
-        )  # fmt: skip
+        then = self.sending(self.now) if count else self.now
+        return replace(then, workers=count, worker_cpu_s=cpu_s, worker_s=max(0.0, self.now.worker_s + waited_s))
+
+    def sending(self, then: Throughput) -> Throughput:
+        """With what it costs to take a batch from a worker, tensor by tensor, where none does that yet."""
+        loader, kind = self.measured.loader, self.measured.storage.kind
+        tensors = (loader.batch_tensors or 0) if loader and kind.sends and not self.now.workers else 0
+        sent_s = tensors * TENSOR_S / self.batch_samples
+        return replace(then, handover_s=then.handover_s + sent_s, trainer_cpu_s=then.trainer_cpu_s + sent_s)
 
     def kept_start_s(self, worker_s: float) -> float:
         """What an epoch begins with when workers live on: one of them prepares the first batch, the others wait."""

@@ -167,9 +167,9 @@ def _why_workers(at: Situation, then: Throughput) -> str:
     if surely(at, "lock") >= LOCKED:
         locked, who = units.percent(share_of(at, "lock")), "a worker" if at.now.workers else "the training thread"
         return Vain(f"{who} waits for a lock or another thread {locked} of its time, and more workers wait longer")
-    if not at.now.workers and then.handover_s > at.now.worker_s:
-        pieces = count_of(at.measured.loader.batch_tensors or 0, "tensor") if at.measured.loader else ""
-        return Vain(f"a batch has {pieces}, and a worker sends each on its own: that takes longer than making them")
+    if at.measured.loader and not at.now.workers and then.handover_s - at.now.handover_s > at.now.worker_s:
+        tensors = count_of(at.measured.loader.batch_tensors or 0, "tensor")
+        return Vain(f"a batch has {tensors}, and a worker sends each on its own: that takes longer than making them")
     if not at.now.workers:
         return "the training process prepares every batch itself: a worker would prepare the next while it computes"
     gains, binding, cores = then.rate() > SOME * at.now.rate(), then.binding(), at.measured.machine.cores
@@ -313,8 +313,8 @@ def _by_workers(at: Situation, place: str, share: float, error: float) -> Iterab
         part_s = share * now.ranks / at.rate.value
         worker_s, worker_cpu_s = now.worker_s + threads * part_s, now.worker_cpu_s + threads * part_s
         trainer_cpu_s, own_part_s = max(0.0, now.trainer_cpu_s - threads * part_s), max(0.0, now.own_part_s - part_s)
-        return replace(now, workers=count, own_part_s=own_part_s, worker_s=worker_s,
-                       worker_cpu_s=worker_cpu_s, trainer_cpu_s=trainer_cpu_s)  # fmt: skip
+        return at.sending(replace(now, workers=count, own_part_s=own_part_s, worker_s=worker_s,
+                                  worker_cpu_s=worker_cpu_s, trainer_cpu_s=trainer_cpu_s))  # fmt: skip
 
     for count in [now.workers] if now.workers else sorted({1, 2, int(max(1.0, now.cores / now.ranks))}):
         changed = then(count, share, math.sqrt(most_threads))

@@ -86,13 +86,9 @@ CURES = {
     "lock": Cure("stage", "no lock between workers", "open one for each worker",
                  "DataLoader(…, worker_init_fn=open_one)  # a file or store of its own", 0),
 }  # fmt: skip
-ONE_ARRAY = Cure(
-    "stage",
-    "cheaper collate",
-    "of a sample's list torch makes a tensor for each place: make it one array",
-    "return torch.tensor(numbers), label  # in __getitem__",
-    0,
-)
+ONE_ARRAY = Cure("stage", "cheaper collate",
+                 "torch makes a tensor for each key of a sample and each place of its lists: hand over one array",
+                 "return torch.tensor(numbers), label  # in __getitem__", 0)  # fmt: skip
 MANY_TENSORS = 64
 """In a batch of torch's own collating, from which lists are taken apart."""
 
@@ -175,7 +171,8 @@ def _cheaper(at: Situation, stage: str) -> Change:
     # Without workers none of them holds the lock: it is another thread that is waited for.
     cure, place = CURES["blocked" if stage == "lock" and not at.now.workers else stage], place_of(at, stage)
     loader = at.measured.loader
-    if stage == "collate" and loader and (loader.batch_tensors or 0) >= MANY_TENSORS and not own_collate(at):
+    apart = loader is not None and (loader.batch_tensors or 0) >= MANY_TENSORS and not own_collate(at)
+    if stage == "collate" and apart and not at.now.workers:
         cure = ONE_ARRAY
     target, part, own = _whose(at, stage)
     elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""  # pictures or not

@@ -63,7 +63,7 @@ def _with_trial(at: Situation, now: Throughput, trial: Trial, as_is: Trial | Non
         return replace(
             now, worker_s=worker_s, worker_cpu_s=worker_cpu_s, handover_s=0.0, contention={},
             epoch_start_s=at.kept_start_s(worker_s), step_s=now.step_s / times,
-            trainer_cpu_s=now.trainer_cpu_s / times,
+            trainer_cpu_s=at.now.trainer_cpu_s / times,
         )  # fmt: skip
     if as_is is None or not as_is.load_cpu_s_per_sample:
         return None

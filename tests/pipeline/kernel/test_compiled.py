@@ -100,6 +100,20 @@ def test_more_jobs_than_places_are_refused_and_none_are_none() -> None:
         KERNEL.fill([job] * 3, True, PLACES)
 
 
+def test_jobs_that_come_while_the_list_is_read_are_left_out() -> None:
+    """Python runs then: a box may be any iterable, and another thread may append."""
+    jobs: list[Any] = []
+
+    class Growing:
+        def __iter__(self) -> Any:
+            if len(jobs) < 100:
+                jobs.append((RGB, 0, 0, 10, 10, Growing(), False, False))
+            return iter((0, 0, 10, 10))
+
+    jobs.append((RGB, 0, 0, 10, 10, Growing(), False, False))
+    assert KERNEL.fill(jobs, True, np.zeros((200, 8, 8, 3), np.uint8)) == (1, 0) and len(jobs) == 2
+
+
 def test_places_are_filled_up_to_a_jpeg_that_is_refused() -> None:
     white = np.full((20, 30, 3), 255, np.uint8)
     box = (0, 0, 10, 10)

@@ -99,6 +99,8 @@ def test_a_worker_sends_each_tensor_of_a_batch_on_its_own() -> None:
         assert best.vain == (tensors == 600) and best.helps == (tensors != 600)
         assert ("a batch has 600 tensors" in best.why) == best.vain
     assert gains[600] < 0.1 < 1.5 < gains[3] < gains[0]
+    ours = replace(seen, loaders=[replace(seen.loaders[0], kind="feedline")])
+    assert of_family(ours, "workers")[0].helps, "its workers send no tensors"
     busy = replace(seen.loaders[0], num_workers=2)
     sent = [of_family(replace(made(), loaders=[replace(busy, batch_tensors=n)]), "workers")[0] for n in (0, 600)]
     assert sent[0].gain == sent[1].gain, "what is sent already is in what was measured"
