@@ -51,6 +51,7 @@ def _is_array(one: Any) -> bool:
 
 
 def _is_torchs(one: Any) -> bool:
+    """A tensor, and no array of NumPy's; asked of its class, for what an object says may be anything."""
     return bool(quietly(lambda: hasattr(type(one), "untyped_storage")))
 
 

@@ -32,6 +32,8 @@ def test_an_evaluation_s_waiting_for_its_own_loader_is_no_puzzle_and_is_said() -
     assert any(said in one for one in found.evidence)
     cure = "up to 1.7× of the whole: DataLoader(…, num_workers=2, persistent_workers=True)"
     assert any(cure in one for one in found.evidence)
-    with_some = diagnose(replace(seen, loaders=[*seen.loaders[:-1], replace(theirs, num_workers=2)]))
-    assert not any("Workers would" in one for one in with_some.evidence)
+    apart = replace(theirs, batch_tensors=600)  # each of which a worker would send on its own
+    for other in (replace(theirs, num_workers=2), apart):
+        told = diagnose(replace(seen, loaders=[*seen.loaders[:-1], other]))
+        assert not any("Workers would" in one for one in told.evidence)
     assert diagnose(replace(seen, steps=steps)).bound is None  # nobody knows what it loads
