@@ -25,7 +25,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from feedline.profiling.explain.measure.rates import ERRORS_90
-from feedline.profiling.explain.measure.situation import Measured, Situation, situation
+from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured, Situation, situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies import compute, own_loader, sample_cost, storage, waiting_reads
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Offer, Vain
@@ -111,10 +111,11 @@ def _hardware_last(found: list[tuple[Change, Prediction]]) -> list[tuple[Change,
     return [(change, replace(one, helps=False)) for change, one in found]
 
 
-def _unsure(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, float, int]:
-    """Of what does not surely help: where the model is the limit, what may make the model faster comes first."""
-    of_model = at.now.binding() in OF_MODEL and math.isinf(change.ceiling_times)
-    return one.bought or not (of_model and one.in_doubt), one.bought, -one.gain, one.effort
+def _unsure(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, bool, float, int]:
+    """Of what does not surely help: what may comes first; of that, what may make the model faster where the loop
+    hardly waits."""
+    of_data = at.measured.waits >= DATA_BOUND or math.isfinite(change.ceiling_times)
+    return one.bought or not one.in_doubt, one.bought, of_data, -one.gain * _worth(one), one.effort
 
 
 def _within(one: Prediction) -> tuple[float, int, bool]:
@@ -127,8 +128,11 @@ def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, 
     whole = change.then.over_epochs(at.ceiling)
     of_data = one.effort == Effort.SETTING and math.isfinite(change.ceiling_times)
     leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
-    worth = WORTH[one.effort] * (LESS_ALIKE if one.changes else 1.0)
-    return one.bought, not leads, one.effort if leads else 0, -one.gain_low * worth
+    return one.bought, not leads, one.effort if leads else 0, -one.gain_low * _worth(one)
+
+
+def _worth(one: Prediction) -> float:
+    return WORTH[one.effort] * (LESS_ALIKE if one.changes else 1.0)
 
 
 def _good_setting(change: Change, one: Prediction) -> bool:

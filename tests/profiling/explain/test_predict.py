@@ -102,6 +102,15 @@ def test_what_helps_stands_first_family_by_family() -> None:
         assert families == sorted(families, key=families.index)
 
 
+def test_of_what_may_help_a_worker_stands_first_where_the_loop_waits() -> None:
+    """It is one argument; no layout of the model cures a wait."""
+    for wait_s, family in ((0.013, "workers"), (0.0, "layout")):
+        stages = {"decode": max(1e-6, wait_s / 32)}
+        found = found_in(made(workers=0, wait_s=wait_s, compute_s=0.1 - wait_s, stages=stages, cores=2))
+        may = [one.family for one in found if one.in_doubt]
+        assert not found[0].helps and found[0].family == may[0] == family and "layout" in may
+
+
 def test_the_record_has_what_a_remedy_says() -> None:
     keys = record_keys(diagnose(slow_transform()))["predictions"]
     assert {"family", "target", "command", "needs", "changes", "gain_low", "gain_high"} <= set(keys[0])
