@@ -316,10 +316,12 @@ class Situation:
 
     def with_workers(self, count: int) -> Throughput:
         """The script's own loader with other workers. What a sample costs in a worker process, sending it included,
-        is known from the loader-only leg with that many, where there is one; that storage keeps more of them waiting,
-        from what it gave to more reads at once."""
+        is known from the loader-only leg with that many: at most all cores' time at its rate, for starting processes
+        is in its clocks. That storage keeps more of them waiting, from what it gave to more reads at once."""
         legs = [leg for leg in self.recording.legs if leg.name == "loader_only" and leg.num_workers == count]
-        cpu_s = max(self.now.worker_cpu_s, *(leg.worker_cpu_s_per_sample or 0.0 for leg in legs), 0.0)
+        alone = self.measured.rates.loader_only.get(count)
+        most_s = self.now.cores / alone.value if alone else math.inf
+        cpu_s = max(self.now.worker_cpu_s, *(min(leg.worker_cpu_s_per_sample or 0.0, most_s) for leg in legs), 0.0)
         storage, ranks = self.measured.storage, self.now.ranks
         waited_s = storage.blocked_with(ranks * max(1, count)) - storage.blocked_s
         then = self.sending(self.now) if count else self.now

@@ -150,6 +150,15 @@ def test_fewer_workers_lose_nothing_where_all_wait_for_one_lock() -> None:
     assert all(one.vain and abs(one.gain - 1) < 0.1 for one in fewer), fewer
 
 
+def test_what_starting_workers_takes_is_not_what_a_sample_costs_them() -> None:
+    """A leg that a spawned process began in has its imports in the clocks: 7 ms of CPU a sample, 7,000 samples/s."""
+    stages = {"transform": 0.0002}
+    seen = made(wait_s=0.0, compute_s=0.064, workers=2, stages=stages, cores=2, loader_only={1: 7000.0})
+    legs = [replace(leg, worker_cpu_s_per_sample=0.0072) for leg in seen.legs]
+    (one,) = of_family(replace(seen, legs=legs), "fewer-workers")
+    assert one.remedy == "num_workers=1" and one.gain > 0.9
+
+
 def test_more_workers_wait_for_another_thread_as_this_one_does() -> None:
     stages = {"lock": 0.004, "transform": 0.0001}
     seen = made(wait_s=0.13, compute_s=0.01, workers=0, stages=stages, stages_cpu={"transform": 0.0001})
