@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 from PIL import Image
 
 from feedline.benchmarks.commands import FEEDLINE
 
 
+@pytest.mark.slow
 def test_what_is_terminated_takes_the_verb_it_runs_with_it(tmp_path: Path) -> None:
     """To this process alone, as `kill` sends it: the prepare below would go on, with a JVM."""
     for name in ("a", "b"):

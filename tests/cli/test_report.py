@@ -209,6 +209,7 @@ NONSENSE: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(places(RICH))), st.sampled_from(NONSENSE))
 def test_a_hand_edited_recording_is_a_report_or_one_line(

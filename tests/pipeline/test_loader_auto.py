@@ -55,6 +55,7 @@ def settle(loader: Loader, count: int) -> None:
     raise AssertionError(loader.worker_pids)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.integers(1, 4), min_size=2, max_size=20),

@@ -93,6 +93,7 @@ PARTS = st.fixed_dictionaries({
 })  # fmt: skip
 
 
+@pytest.mark.slow
 @few
 @given(PARTS, st.integers(0, 3), st.integers(1, 5), st.integers(1, 9), st.integers(1, 3), st.integers(0, 2))
 def test_a_part_is_the_same_for_all_ranks_and_resumes_exactly(

@@ -34,7 +34,7 @@ def test_samples_by_number(split: Path) -> None:
         Shards("https://host/train")
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_in_the_workers_of_a_torch_dataloader(split: Path, start: str) -> None:
     loader = DataLoader(Shards(split, small), batch_size=16, num_workers=2, multiprocessing_context=start)
     batches = list(loader)

@@ -10,7 +10,7 @@ nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 from nbformat.v4 import new_code_cell, new_notebook  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the kernel's client is others' code
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the kernel's client is others' code
 
 SETUP = """
 %load_ext feedline.profiling.notebook

@@ -371,7 +371,7 @@ def test_batches_from_a_queue_of_the_scripts_own_are_handed_over_not_made() -> N
     training = Training()
     with Profile(resources=False) as seen:
         producer.start()
-        for _, one in zip(range(20), drawn(), strict=False):
+        for _, one in zip(range(12), drawn(), strict=False):
             training.step(one)
     producer.kill()
     (trainer,) = seen.recording.trainers
