@@ -9,7 +9,7 @@ PYTHON ?= python3
 
 help:
 	@echo "make demo   set-up, then profile, prepare, train and the ladder on a synthetic ImageNet"
-	@echo "make test   set-up, then every test but the slow ones      make test-slow   those of 7 s and more"
+	@echo "make test   set-up, then every test but the slow ones      make test-slow   those of 5 s and more"
 	@echo "make lint   ruff and pyright"
 	@echo "make docs   the site, in docs/_build      make docs-test   also run its blocks of code and follow its links"
 	@echo "make test-matrix   the tests under every Python from 3.11 on that is here, without Pillow-SIMD and Java"

@@ -175,6 +175,7 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in alone("--debug", "verify", "no/such/folder").stderr
 
 
+@pytest.mark.slow
 def test_doctor_writes_what_it_prints(feedline: Commands, tmp_path: Path) -> None:
     done = feedline("doctor", "--json", str(tmp_path / "doctor.json"))
     assert done.returncode == 0

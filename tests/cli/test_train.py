@@ -47,6 +47,7 @@ def test_of_another_run_s_checkpoint_there_is_nothing_to_go_on_with_yet(feedline
     assert done.stderr == "interrupted: --run-dir old --resume auto goes on from step 3\n"
 
 
+@pytest.mark.slow
 def test_without_checkpoints_there_is_nothing_to_go_on_with(feedline: Commands, tmp_path: Path) -> None:
     write_dataset(tmp_path / "OUT")
     words = f"train OUT --model small_cnn --image-size {PX} --batch-size 32 --epochs 3 --num-workers 0".split()
@@ -54,6 +55,7 @@ def test_without_checkpoints_there_is_nothing_to_go_on_with(feedline: Commands, 
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+@pytest.mark.slow
 def test_before_its_first_checkpoint_it_says_so(feedline: Commands, tmp_path: Path) -> None:
     write_dataset(tmp_path / "OUT")
     words = f"train OUT --model small_cnn --image-size {PX} --batch-size 32 --epochs 3 --num-workers 0".split()

@@ -253,6 +253,7 @@ class Death:
 DEATH = Death()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_death_at_any_step_of_the_exchange_leaves_old_or_new_and_a_rerun_ends_it(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool

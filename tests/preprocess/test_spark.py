@@ -209,6 +209,7 @@ def test_no_java_and_an_old_java_are_one_line(source: Path, tmp_path: Path, monk
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_master_that_is_none_is_one_line(source: Path, tmp_path: Path, scratch: Path) -> None:
     done = run(source, tmp_path / "out", "--master", "nonsense")
     assert done.returncode == 1

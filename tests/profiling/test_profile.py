@@ -196,6 +196,7 @@ def test_what_a_loop_without_workers_prepares_is_known_by_sample_and_stage() -> 
     assert not more.vain and "the training process prepares every batch itself" in more.why
 
 
+@pytest.mark.slow
 def test_pictures_that_a_watched_loop_draws_are_its_own_python() -> None:
     """Not batches: these come from the loader."""
     image, training = pytest.importorskip("PIL.Image"), Training()

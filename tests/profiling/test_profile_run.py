@@ -237,6 +237,7 @@ def test_a_script_that_trains_on_is_terminated_and_that_is_said(
     assert done.recording.notes == ["the script was told to stop and trains on: it was terminated"]
 
 
+@pytest.mark.slow
 def test_a_script_that_hangs_as_it_ends_is_terminated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of its own that is no daemon waits for ever to hand a batch over."""
     monkeypatch.setattr(launch, "LEAVE_S", 0.5)
@@ -351,6 +352,7 @@ def test_an_image_folder_and_mobilenet(tmp_path: Path) -> None:
     assert found.bound == "compute"  # MobileNetV2 on one thread, beside pictures of 90 pixels
 
 
+@pytest.mark.slow
 def test_webdataset_without_a_dataloader(tmp_path: Path) -> None:
     wds, image = pytest.importorskip("webdataset"), pytest.importorskip("PIL.Image")
     with wds.TarWriter(str(tmp_path / "shard.tar")) as sink:

@@ -15,6 +15,7 @@ DOORS = {"verb": ["-c", "from feedline.cli.main import run; run()", "train"], "m
 MODULE = "import runpy; runpy.run_module('feedline.train.main', run_name='__main__')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_both_doors_write_the_record_and_the_curves(dataset: Path, tmp_path: Path, door: str) -> None:
     options = f"--model small_cnn --image-size {PX} --batch-size 16 --epochs 1 --num-workers 0 --no-tensorboard"

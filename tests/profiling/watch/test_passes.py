@@ -224,6 +224,7 @@ def slow_collate(rows: list[Any]) -> Any:
     return default_collate(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_whose_iterator_a_thread_draws_from_is_in_the_background(late: bool, workers: int) -> None:
@@ -357,6 +358,7 @@ def put_large(to: Any) -> None:
         to.put((images, labels))
 
 
+@pytest.mark.slow
 def test_batches_from_a_queue_of_the_scripts_own_are_handed_over_not_made() -> None:
     """61 MB each, out of a pipe."""
     context = multiprocessing.get_context("fork")

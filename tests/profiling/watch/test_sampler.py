@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
+import pytest
+
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.sampler import StackSampler, TimeSums
 
@@ -100,6 +102,7 @@ print(one.looks, gc.get_threshold())
 """
 
 
+@pytest.mark.slow
 def test_no_finalizer_runs_amid_a_look(tmp_path: Path) -> None:
     """Under Python 3.11 this ended by SIGSEGV, or in an endless walk."""
     done = subprocess.run([sys.executable, "-c", COLLECTING, tmp_path], capture_output=True, text=True, timeout=60)

@@ -79,6 +79,7 @@ trainer.fit(Module(), DataLoader(data, batch_size=8))
 """
 
 
+@pytest.mark.slow
 def test_lightnings_checkpoints_stay_as_they_are(work: Path) -> None:
     """One is written when an exception ends the loop, and removed again as the trainer is torn down."""
     pytest.importorskip("lightning.pytorch")

@@ -31,6 +31,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_of_two_trainings_one_after_the_other_both_are_seen(tmp_path: Path) -> None:
     """Each is rank 0."""
     training, both = tmp_path / "training.py", tmp_path / "both.py"

@@ -88,6 +88,7 @@ def test_a_task_may_have_several_ranks(carry_out: Callable[..., Tasks]) -> None:
     assert [(row["state"], row["sum"], row["attempts"]) for row in rows] == [("complete", 2, 1)] * 5
 
 
+@pytest.mark.slow
 def test_when_it_is_interrupted_no_worker_is_left_and_what_it_did_is_given_back(
     carry_out: Callable[..., Tasks], study: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_study_that_cannot_go_on_says_why(carry_out: Callable[..., Tasks]) -> 
         carry_out(CrewConfig(), end=True)
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_who_started_it(study: Path, tmp_path: Path, program: Callable[..., Any]) -> None:
     (tmp_path / "fake_kind.py").write_text(KIND)
     text = """

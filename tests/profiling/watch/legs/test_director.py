@@ -106,6 +106,7 @@ for epoch in range(1000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", ["DataLoader(data, batch_size=8, num_workers=1)", "kept"])
 def test_passes_that_the_script_breaks_off_and_evaluations_between(work: Path, loader: str) -> None:
     kept = "kept = DataLoader(data, batch_size=8, num_workers=1, persistent_workers=True)\n" * (loader == "kept")
@@ -184,6 +185,7 @@ train()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flatten", "view"])
 def test_a_script_that_cannot_take_channels_last_is_told_so_and_has_all_else(work: Path, how: str) -> None:
     found = seen([script(work, IMAGES), how], legs=chosen_legs(True), lines=True)
