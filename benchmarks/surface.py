@@ -6,16 +6,29 @@ the throughput model's prediction. (Rasmussen and Williams, Gaussian Processes f
 and 2.24.)
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 NOISE = 0.05
 """Standard deviation of one window's logarithm, as seen between fresh processes on two shared cores."""
-LEVEL, INLINE, WORKERS, BATCH, PREFETCH, TOGETHER = 1.0, 0.5, 0.12, 0.10, 0.05, 0.03
-"""Standard deviations of what is not predicted: of all rates alike, of those with workers against those without, by
-axis, and of a cell by itself."""
+LEVEL, INLINE, TOGETHER = 1.0, 0.5, 0.03
+"""Standard deviations of what is not predicted: of all rates alike, of those with workers against those without, and
+of a cell by itself."""
+
+
+class Prior(NamedTuple):
+    """What is taken of one setting before anything was measured."""
+
+    deviation: float = 0.10  # standard deviation of what is not predicted of it
+    doublings: float = 1.0  # in which its settings are e times less alike
+    least: int = 1  # of its values
+
+
+PRIORS = {"num_workers": Prior(0.12, least=0), "batch_size": Prior(0.10, doublings=2), "prefetch_factor": Prior(0.05)}
+"""By name; of another `Prior()`."""
 
 
 class Posterior(NamedTuple):
@@ -26,27 +39,20 @@ class Posterior(NamedTuple):
 
 
 def surface(
-    settings: Sequence[tuple[int, int, int]], prior: Sequence[float], seen: Mapping[int, tuple[float, int]]
+    settings: Sequence[Mapping[str, Any]], prior: Sequence[float], seen: Mapping[int, tuple[float, int]]
 ) -> list[Posterior]:
-    """What is known of each of `settings` (workers, prefetch, batch size), with their prior means, after windows of
-    some: number of the setting -> mean logarithm and number of windows."""
-    points = np.array(
-        [[workers == 0, *np.log2([workers + 1, batch, prefetch])] for workers, prefetch, batch in settings]
-    )
-    inline, workers, batch, prefetch = np.moveaxis(np.abs(points[:, None] - points[None]), -1, 0)
-    near_workers, near_batch, near_prefetch = (
-        np.exp(-workers) * (1 - 0.5 * inline),
-        np.exp(-batch / 2),
-        np.exp(-prefetch),
-    )
-    covariance = (
-        LEVEL**2
-        + INLINE**2 * (1 - inline)
-        + WORKERS**2 * near_workers
-        + BATCH**2 * near_batch
-        + PREFETCH**2 * near_prefetch
-        + TOGETHER**2 * near_workers * near_batch * near_prefetch
-    )
+    """What is known of each of `settings`, numbers by name, with their prior means, after windows of some: number of
+    the setting -> mean logarithm and number of windows."""
+    inline_C = np.array([float(setting["num_workers"] == 0) for setting in settings])
+    inline = np.abs(inline_C[:, None] - inline_C)
+    covariance, together = LEVEL**2 + INLINE**2 * (1 - inline), 1.0 - 0.5 * inline
+    for name in settings[0]:
+        of = PRIORS.get(name, Prior())
+        at_C = np.array([math.log2(setting[name] + 1 - of.least) for setting in settings])
+        near = np.exp(-np.abs(at_C[:, None] - at_C) / of.doublings)
+        covariance += of.deviation**2 * near * (1.0 - 0.5 * inline if name == "num_workers" else 1.0)
+        together *= near
+    covariance += TOGETHER**2 * together
     at, prior_C = list(seen), np.asarray(prior)
     noise = np.diag([NOISE**2 / seen[number][1] for number in at])
     surprise = np.array([seen[number][0] for number in at]) - prior_C[at]

@@ -11,7 +11,7 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -97,6 +97,15 @@ class TuneConfig:
                        warm_up_most_s=4 * self.window_s, least_batches=3)  # fmt: skip
 
 
+def space(config: TuneConfig, workers: Iterable[int]) -> list[Setting]:
+    """The whole grid, of these counts of workers."""
+    return [
+        Setting(num_workers=count, prefetch_factor=prefetch, batch_size=size)
+        for count in workers for size in config.batch_sizes
+        for prefetch in ((PREFETCH, 2 * PREFETCH) if count else (PREFETCH,))
+    ]  # fmt: skip
+
+
 @dataclass(kw_only=True)
 class Search(Tried[Setting]):
     config: TuneConfig
@@ -105,12 +114,7 @@ class Search(Tried[Setting]):
 
     def space(self) -> list[Setting]:
         """All that may be tried."""
-        counts = counts_of_workers(self.config.most_workers, self.predicted)
-        settings = [
-            Setting(num_workers=workers, prefetch_factor=prefetch, batch_size=size)
-            for workers in counts for size in self.config.batch_sizes
-            for prefetch in ((PREFETCH, 2 * PREFETCH) if workers else (PREFETCH,))
-        ]  # fmt: skip
+        settings = space(self.config, counts_of_workers(self.config.most_workers, self.predicted))
         return [setting for setting in dict.fromkeys([*settings, *self.windows]) if setting not in self.failed]
 
     def usual_cores(self) -> float:
@@ -134,7 +138,8 @@ class Search(Tried[Setting]):
             for number, setting in enumerate(settings)
             if setting in self.windows
         }
-        return dict(zip(settings, surface(settings, prior, seen), strict=True))
+        known = surface([setting._asdict() for setting in settings], prior, seen)
+        return dict(zip(settings, known, strict=True))
 
     def next(self) -> Setting | None:
         """What deserves the next window; None when it is clear which setting is the best."""

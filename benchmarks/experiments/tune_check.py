@@ -20,10 +20,9 @@ from feedline.benchmarks.experiments.harness import column, end_with, in_rounds,
 from feedline.benchmarks.grid import phrases
 from feedline.benchmarks.measure.intervals import compare, estimate
 from feedline.benchmarks.measure.rounds import Bench, Measure
-from feedline.benchmarks.tune import Setting, TuneConfig, searched
+from feedline.benchmarks.tune import Setting, TuneConfig, searched, space
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.base.settings import PREFETCH
 from feedline.profiling.record.host import describe_host
 
 RUNS = 3
@@ -54,12 +53,7 @@ def main() -> int:
 def case(config: TuneConfig, measure: Measure, count: int) -> dict[str, Any]:
     """Grid, tunings, duel."""
     started_s = time.monotonic()
-    settings = [
-        Setting(workers, prefetch, batch)
-        for workers in range(config.most_workers + 1)
-        for batch in config.batch_sizes
-        for prefetch in ((PREFETCH, 2 * PREFETCH) if workers else (PREFETCH,))
-    ]
+    settings = space(config, range(config.most_workers + 1))
     grid = rates_of(config, measure, settings, count)
     grid_s = time.monotonic() - started_s
     best = max(settings, key=lambda setting: estimate(grid[setting]).value)

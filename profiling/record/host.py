@@ -10,9 +10,11 @@ from typing import Any
 import psutil
 
 from feedline.pipeline.base.process import cgroup_cores, cgroup_memory_bytes, read_text, usable_cores
+from feedline.profiling.record.loader_kinds import KINDS
 
-PACKAGES = ("feedline", "torch", "torchvision", "numpy", "pillow", "pillow-simd", "simplejpeg",
-            "opencv-python-headless", "pyspark", "webdataset", "line_profiler")  # fmt: skip
+PACKAGES = (*dict.fromkeys(name.partition(".")[0] for name in KINDS), "torchvision", "numpy", "pillow", "pillow-simd",
+            "simplejpeg", "opencv-python-headless", "pyspark", "line_profiler")  # fmt: skip
+"""Those of the loaders that are watched are named as their kinds."""
 
 
 def describe_host() -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""What is true of each kind of loader that is watched (`recording.LoaderSeen.kind`), whatever was seen of it."""
+"""What is true of each kind of loader that is watched (`recording.LoaderSeen.kind`), whatever was seen of it. A kind
+is named by its package, and what in it is behind a dot."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +29,7 @@ KINDS = {
     "torchdata": LoaderKind(indexed=True, sends=True),
     "torchdata.nodes": LoaderKind(by_setting=NODES),
     "webdataset": LoaderKind(call="wds.WebLoader(dataset, batch_size=None, {})", reads="in sequence", sends=True),
+    "fastai": LoaderKind(),
     "feedline": LoaderKind(call="Loader(…, {})", reads="ahead"),
 }
 

@@ -8,11 +8,12 @@ class Stage(NamedTuple):
     hue: str  # CSS variable of the charts' palette
     shrinks: bool = False  # with smaller pictures and prepared shards
     computes: bool = False  # it wants a core: cheaper samples help where workers lack cores
+    makes: bool = False  # who does it makes batches, in the training thread too
 
 
 STAGES: dict[str, Stage] = {
-    "read": Stage("reading", "c5", shrinks=True),
-    "decode": Stage("decoding", "c1", shrinks=True, computes=True),
+    "read": Stage("reading", "c5", shrinks=True, makes=True),
+    "decode": Stage("decoding", "c1", shrinks=True, computes=True, makes=True),
     "transform": Stage("transforming", "c3", shrinks=True, computes=True),
     "collate": Stage("collating", "c2", computes=True),
     "send": Stage("sending", "c4", computes=True),  # serialising and handing over

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 
+from feedline.profiling.record.stages import STAGES
 from feedline.profiling.watch.calls import called, discards, takes_gradient, variable
 from feedline.profiling.watch.evidence import LOCK, SLEEP, WAIT
 from feedline.profiling.watch.rules import (
@@ -161,7 +162,7 @@ def _reads(frame: FrameType, call: str | None) -> bool:
     """Whether a frame, or the C function that it calls, reads or decodes samples of any kind."""
     evident = call if call and not re.fullmatch(NO_READING, call) else None
     stage = WORKER.stage_of(frame.f_code, frame.f_lineno) or (WORKER.stage_of_call(evident) if evident else None)
-    return stage in ("read", "decode")
+    return stage is not None and STAGES[stage].makes
 
 
 def _of_frame(frame: FrameType, call: str | None) -> str | None:

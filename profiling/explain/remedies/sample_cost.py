@@ -60,9 +60,9 @@ class Cure(NamedTuple):
 
     family: str
     name: str
-    hint: str
-    command: str
-    left: float  # of its cost
+    hint: str = ""
+    command: str = ""
+    left: float = 0.0  # of its cost
     changes: str = ""
     needs: str = ""
 
@@ -86,6 +86,7 @@ CURES = {
     "lock": Cure("stage", "no lock between workers", "open one for each worker",
                  "DataLoader(…, worker_init_fn=open_one)  # a file or store of its own", 0),
 }  # fmt: skip
+"""By stage; one that has none here is the user's own code, to be made cheaper."""
 ONE_ARRAY = Cure("stage", "cheaper collate",
                  "torch makes a tensor for each key of a sample and each place of its lists: hand over one array",
                  "return torch.tensor(numbers), label  # in __getitem__", 0)  # fmt: skip
@@ -149,8 +150,8 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
         return  # where one worker is slow, its stages are not those of all
     # Other reading is for caches and storage to cure; of feedline's loader only this is the user's code.
     opens = OPENS.search(place_of(at, "read")) and not _one_each(at)
-    cures = ("transform", "blocked", "lock") if _is_ours(at) else CURES
-    stages = {name: surely(at, name) for name in cures if name != "read" or opens}
+    curable = ("transform", "blocked", "lock") if _is_ours(at) else [name for name in BUSY_STAGES if name != "other"]
+    stages = {name: surely(at, name) for name in curable if name != "read" or opens}
     top = max(stages, key=lambda name: stages[name])
     if top != "send" and idle_workers(at):
         return
@@ -169,7 +170,8 @@ def _one_each(at: Situation) -> bool:
 
 def _cheaper(at: Situation, stage: str) -> Change:
     # Without workers none of them holds the lock: it is another thread that is waited for.
-    cure, place = CURES["blocked" if stage == "lock" and not at.now.workers else stage], place_of(at, stage)
+    cured, place = "blocked" if stage == "lock" and not at.now.workers else stage, place_of(at, stage)
+    cure = CURES.get(cured) or Cure("stage", f"cheaper {stage}")
     loader = at.measured.loader
     apart = loader is not None and (loader.batch_tensors or 0) >= MANY_TENSORS and not own_collate(at)
     if stage == "collate" and apart and not at.now.workers:
@@ -181,7 +183,7 @@ def _cheaper(at: Situation, stage: str) -> Change:
     error = HALF_ERROR if left else 0.0
     least, most = (_with_left(at, stage, share, left + off) for off in (error, -error))
     where = f" in {place}" if place and (own or elsewhere) else ""
-    hint = f" ({cure.hint})" if not (elsewhere or (own and stage == "transform")) else ""
+    hint = f" ({cure.hint})" if cure.hint and not (elsewhere or (own and stage == "transform")) else ""
     given = "half of it is typical, not measured here" if left else AT_MOST
     of = "a worker's busy time" if at.now.workers else "the time that batches take to make"
     why = f"it takes {units.percent(share)} of {of}{where}: {given}{hint}"
@@ -217,7 +219,8 @@ def _whose(at: Situation, stage: str) -> tuple[str, float, bool]:
         return top, seconds[top] / total_s, top in own_transforms(at)
     if stage in ("blocked", "lock"):
         return place_of(at, stage), 1.0, True
-    return stage, 1.0, stage == "transform" or (stage == "collate" and own_collate(at))
+    own = stage == "transform" or stage not in CURES or (stage == "collate" and own_collate(at))
+    return stage, 1.0, own
 
 
 def _callable(at: Situation, stage: str, target: str) -> str:

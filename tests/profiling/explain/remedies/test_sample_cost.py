@@ -8,6 +8,7 @@ import pytest
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions
 from feedline.profiling.explain.remedies.remedy import image_size
+from feedline.profiling.explain.remedies.sample_cost import CURES
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Recording, Trial
 from tests.profiling.recordings import made
@@ -47,6 +48,14 @@ def test_what_is_decoded_elsewhere_than_in_pillow_may_be_no_picture() -> None:
         (one,) = [p for p in all_predictions(measure(replace(seen, workers=workers))) if p.remedy == "cheaper decode"]
         assert ("smaller pictures" in f"{one.why}{one.changes}{one.needs}") is pictures
         assert ("--lines-of Chunks.read" in one.command) is not pictures
+
+
+def test_a_stage_without_a_cure_is_the_users_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(CURES, "decode")
+    found = of_family("stage", {"decode": 0.0045}, functions={"decode store.py:Store.decrypt": 3.0})
+    assert (found.remedy, found.at_most) == ("cheaper decode", True)
+    assert found.command == "feedline profile --lines-of Store.decrypt train.py"
+    assert "()" not in found.why
 
 
 def test_an_assumed_saving_is_as_unsure_as_what_it_saves() -> None:
