@@ -102,7 +102,7 @@ def main() -> None:
     torch.manual_seed(21)
     cv2.setNumThreads(1)
     pairs = DataLoader(
-        EdgesAndPhotos(options.data / "photos" / "train"),
+        EdgesAndPhotos(options.data / "photos"),
         batch_size=BATCH,
         shuffle=True,
         num_workers=1,

@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=500)
     options = parser.parse_args()
     torch.manual_seed(19)
-    copies = make_copies(options.data / "photos" / "train", Path("copies"))
+    copies = make_copies(options.data / "photos", Path("copies"))
     loaders = ImageDataLoaders.from_folder(
         copies,
         valid_pct=0.1,

@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2000)
     options = parser.parse_args()
     torch.manual_seed(12)
-    pixels, colours = load_thumbnails(options.data / "photos" / "train")
+    pixels, colours = load_thumbnails(options.data / "photos")
     wanted = torch.from_numpy(colours)
     judge = nn.Sequential(
         nn.Conv2d(3, 8, 5, stride=3),

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=300)
     options = parser.parse_args()
     torch.manual_seed(42)
-    train_loader, test_loader = make_loaders(options.data / "photos" / "train")
+    train_loader, test_loader = make_loaders(options.data / "photos")
     model = create_model("regnety_004", pretrained=False, num_classes=10, drop_rate=0.1)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
     scheduler = CosineLRScheduler(optimizer, t_initial=options.epochs, warmup_t=3, warmup_lr_init=1e-5)

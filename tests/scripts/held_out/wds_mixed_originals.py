@@ -96,7 +96,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(3)
     torch.set_num_threads(1)  # the network is small, and the workers need the other core
-    shards = pack(options.data / "photos" / "train", Path("shards"))
+    shards = pack(options.data / "photos", Path("shards"))
     loader = make_loader(shards)
     model = SmallNet(10)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
