@@ -164,7 +164,7 @@ def test_feedlines_own_loader(work: Path) -> None:
 
 
 def slow_batch(rows: list[Any]) -> Any:
-    time.sleep(0.02)
+    time.sleep(0.05)
     return torch.stack(rows), torch.zeros(len(rows), dtype=torch.long)
 
 
