@@ -32,6 +32,7 @@ from feedline.pipeline.base.status_line import status_line
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.format.manifest import read_manifest, refuse_address
 from feedline.preprocess.picture import Output
+from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
 from feedline.profiling.explain.remedies.remedy import image_size
@@ -229,8 +230,9 @@ def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int
         "raw": {"codec": "raw", "size": raw_px, "loader": "feedline"},
     }
     asked = {key: prediction_for(offered, **chosen, num_workers=workers) for key, chosen in settings.items()}
+    now, reach = rate.value, ERRORS_90 * rate.error
     asked["as-is"] = Prediction(
-        remedy="as it is", samples_per_s=rate.value, low=rate.low, high=rate.high, why="as profiled"
+        remedy="as it is", samples_per_s=now, low=now * max(0.0, 1 - reach), high=now * (1 + reach), why="as profiled"
     )
     if workers == measured.workers.count:
         asked["workers"] = asked["as-is"]

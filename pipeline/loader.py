@@ -83,6 +83,7 @@ class Loader:
         self._image_size = config.image_size
         self._order = Order.of(config, self.split.folder, self.split.identity, self._window_shards)
         self._waits = Waits()
+        self._bad: list[dict[str, str]] = []  # of these, as `stats` names them
         self._ahead = Ahead(
             self.split.lengths_N, batch_size=config.batch_size, workers=self.num_workers,
             tasks=max(1, self._workers * config.prefetch_factor), memory_bytes=memory_bytes(),
@@ -190,6 +191,7 @@ class Loader:
         if self._run is not None:
             self._run.close()
             self._run = None
+        self.split.check_same()
         start = self._next_start()
         if self._delivery is None:  # made with the first workshop, when CUDA is surely up
             upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
@@ -245,8 +247,9 @@ class Loader:
         rows = counters.NONE if self._rows is None else self._rows[:-1]
         started = counters.FIELD["started_ns"]
         workers = [{"worker": n, **counters.describe(row)} for n, row in enumerate(rows) if row[started]]
-        trainer = asdict(self._waits)
-        bad = [{"key": self.split.key(sample), "reason": reason} for sample, reason in trainer.pop("bad")]
+        trainer = dict(vars(self._waits))
+        bad = trainer.pop("bad")[len(self._bad) :]
+        self._bad += [{"key": self.split.key(sample), "reason": reason} for sample, reason in bad]
         return {
             "split": str(self.split.folder),
             "epoch": self._place.epoch,
@@ -258,7 +261,7 @@ class Loader:
             "trainer": trainer,
             "workers": workers,
             "stages": counters.fractions(workers),
-            "bad": bad,
+            "bad": [*self._bad],
             "ahead": self._ahead.describe(rows),
             "storage_bytes": counters.total(self._rows, "storage_bytes") + self.split.whole_shards.storage_bytes,
             "headcount": None if self._headcount is None else self._headcount.describe(),
@@ -297,7 +300,6 @@ class Loader:
 
     def _new_workshop(self, delivery: device.Deliver) -> Workshop:
         config = self.config
-        self.split.check_same()
         px = max(self._image_size, SLOT_PX if self._gpu_decodes else 0)
         workshop = Workshop(
             self._fill_spec(), self.split.memory, self.split.layout, SlotLayout(batch_size=config.batch_size, px=px),
@@ -347,7 +349,7 @@ class Loader:
         if self._run is not run:
             if run.taken == len(run.plan):
                 raise StopIteration  # as it was told before
-            raise UsageError("this iterator has ended: its epoch failed, or the loader has begun another since")
+            raise UsageError("this iterator has ended: its epoch failed, its loader was closed or began another")
         if self._workshops[0].process != os.getpid():
             raise UsageError("this iterator is that of the process that forked this one: begin a new one here")
         try:

@@ -82,8 +82,11 @@ class PreparedSplit:
         raise DatasetError(f"{self.folder} was prepared anew or taken away meanwhile: make a new Loader")
 
     def key(self, sample: int) -> str:
-        """Reads the key column when there is first something to say."""
-        self._index = self._index or read_index(self.folder, self.manifest)
+        """Reads the key column when there is first something to say; its number where that is gone."""
+        try:
+            self._index = self._index or read_index(self.folder, self.manifest)
+        except DatasetError:
+            return f"number {sample}"
         return self._index.key(sample)
 
     def where(self, sample: int) -> str:

@@ -140,7 +140,6 @@ def index_folder(
         index_sha256=hashlib.sha256(index).hexdigest(),
         versions=versions(),
     )
-    (folder / MANIFEST).unlink(missing_ok=True)  # it does not fit the index that is written now
     write_atomically(folder / INDEX, index)
     write_atomically(folder / MANIFEST, manifest.to_json().encode())
     return {

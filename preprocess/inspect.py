@@ -16,6 +16,7 @@ from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import class_name, prepared_splits, read_index, read_manifest
 
 THUMB_PX = 112
+BINS = 20
 
 
 def inspect(out: Path) -> dict[str, dict[str, Any]]:
@@ -54,12 +55,12 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
-def histogram(values_N: npt.NDArray[Any], bins: int = 20) -> dict[str, Any]:
-    """Counts in equal bins from the smallest to the largest value, and where the middle lies."""
+def histogram(values_N: npt.NDArray[Any]) -> dict[str, Any]:
+    """Counts in at most BINS equal bins from the smallest to the largest value, and where the middle lies."""
     if not len(values_N):
         return {"min": None, "median": None, "max": None, "edges": [], "counts": []}
     low, high = int(values_N.min()), int(values_N.max())
-    counts, edges = np.histogram(values_N, bins=min(bins, high - low + 1), range=(low, high + 1))
+    counts, edges = np.histogram(values_N, bins=min(BINS, high - low + 1), range=(low, high + 1))
     return {
         "min": low,
         "median": float(np.median(values_N)),

@@ -105,7 +105,8 @@ class Profile:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """As a decorator: each call is profiled, and the last is what was seen."""
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(returns_early(function) for returns_early in later):
             raise UsageError(f"{function.__qualname__} returns before it has run: put `with Profile()` inside it")
 
         @functools.wraps(function)

@@ -18,6 +18,7 @@ from feedline.train.config import TrainConfig
 from feedline.train.distributed import World
 
 MOST_BESIDE_A_MODEL = 8
+IMAGES_SHOWN = 16
 """Workers of a training that says no number; a loader by itself has up to `ranks.MOST_WORKERS`."""
 
 
@@ -114,9 +115,12 @@ def batch_sizes(config: TrainConfig, world_size: int, samples: int) -> BatchSize
     if world_size > samples:
         raise UsageError(f"{world_size} ranks for {samples} training samples: start at most {samples}")
     if delivered > samples and config.policy == "drop":
+        most = samples // world_size
+        of_all = most * world_size * config.accumulate
+        asked = f"--global-batch {of_all}" if config.global_batch else f"--batch-size {most}"
         raise UsageError(
             f"a batch of {delivered} ({per_rank} on each of {world_size} ranks) is larger than the {samples} "
-            f"training samples: use --batch-size {max(1, samples // world_size)} or less, or --policy pad"
+            f"training samples: use {asked} or less, or --policy pad"
         )
     return BatchSizes(per_rank=per_rank, delivered=delivered, optimiser=delivered * config.accumulate)
 
@@ -160,9 +164,9 @@ def val_loader(config: TrainConfig, world: World, batch_size: int, dtype: torch.
     )  # fmt: skip
 
 
-def first_images(config: TrainConfig, world: World, most: int = 16) -> torch.Tensor:
+def first_images(config: TrainConfig, world: World) -> torch.Tensor:
     """The first images of the epoch plan, for looking at; read in this process, apart from the run's own loader."""
     alone = replace(world, rank=0, world_size=1)
     here = replace(config, num_workers=0, policy="pad")
-    with closing(train_loader(here, alone, most, torch.float32)) as loader:
+    with closing(train_loader(here, alone, IMAGES_SHOWN, torch.float32)) as loader:
         return next(iter(loader))[0]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError, first_line
 from feedline.pipeline.base.process import from_environment, usable_cores
+from feedline.pipeline.ranks import ranks_here
 from feedline.train.config import TrainConfig
 
 POLL_S = 0.05
@@ -93,7 +94,7 @@ def joined(config: TrainConfig) -> Generator[World]:
     Raises UsageError for a device that is not there and RankLost when the ranks lose each other.
     """
     device = pick_device(config.device)
-    local_world_size = from_environment("LOCAL_WORLD_SIZE", 1)
+    local_world_size = ranks_here()
     # torchrun allows each rank one thread; the host's cores divided by its ranks is what they can really use
     torch.set_num_threads(config.threads or max(1, usable_cores() // local_world_size))
     torch.use_deterministic_algorithms(config.deterministic, warn_only=device.type == "cuda")
@@ -134,6 +135,10 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"--device {name}: torch sees no CUDA device here, use --device cpu")
     local_rank, there = from_environment("LOCAL_RANK", 0), torch.cuda.device_count()
     device = torch.device(name if ":" in name else f"cuda:{local_rank}")
+    if ":" in name and ranks_here() > 1:
+        raise UsageError(f"--device {name}: each rank takes a GPU of its own, use --device cuda")
+    if ":" in name and (device.index or 0) >= there:
+        raise UsageError(f"--device {name}: the last one here is cuda:{there - 1}")
     if (device.index or 0) >= there:
         raise UsageError(
             f"local rank {local_rank} has no GPU of its own ({there} here): start torchrun with "

@@ -72,12 +72,13 @@ def run_fork(subject: Subject, writing: int, log: str, parent: int, terminal: in
         redirect(log)
         signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # not the terminal's group: it may ask for its size, not read
         os.dup2(terminal, 0)
-        result = run(subject)
+        text = json.dumps(run(subject))
     except BaseException as error:
         traceback.print_exc()
         kind, words = type(error).__name__, str(error).strip().splitlines()[-1:]
-        result = {"error": words[0] if words and isinstance(error, FeedlineError) else ": ".join([kind, *words])}
-    os.write(writing, (json.dumps(result) + "\n").encode())
+        said = words[0] if words and isinstance(error, FeedlineError) else ": ".join([kind, *words])
+        text = json.dumps({"error": said})
+    os.write(writing, f"{text}\n".encode())
     sys.stderr.flush()
     os._exit(0)
 

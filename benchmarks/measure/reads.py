@@ -17,13 +17,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
-from feedline.pipeline.format.manifest import Index
 from feedline.profiling.record.measurements import Reads
+
+if TYPE_CHECKING:
+    from feedline.pipeline.format.manifest import Index  # with Arrow, which a profile does without
 
 AT_ONCE = (1, 4, 16, 64, 256)
 MORE = 1.2
@@ -61,7 +63,7 @@ class Piece(NamedTuple):
         return -(-(self.offset + self.length - self.first) // PAGE) * PAGE
 
 
-def pieces_of_split(split: Path, index: Index, names: Sequence[str]) -> list[Piece]:
+def pieces_of_split(split: Path, index: "Index", names: Sequence[str]) -> list[Piece]:
     """Samples of a prepared split at random, of MOST_OPEN shards at most; `names` of its shards."""
     draw = random.Random(0)
     shards = draw.sample(range(len(names)), min(len(names), MOST_OPEN))
@@ -153,8 +155,11 @@ class _Files:
         paths = list(dict.fromkeys(one.path for one in pieces))
         if len(paths) <= MOST_OPEN:
             with ThreadPoolExecutor(16) as pool:
-                for path, file in zip(paths, pool.map(self._open, paths), strict=True):
-                    self._kept[path] = file
+                opening = [(path, pool.submit(self._open, path)) for path in paths]
+            self._kept = {path: file.result() for path, file in opening if file.exception() is None}
+            if failed := next((error for _, file in opening if (error := file.exception())), None):
+                self.close()
+                raise failed
 
     def blocks(self) -> list[Piece]:
         """The long ones of those that are kept open, block by block."""

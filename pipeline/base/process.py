@@ -26,6 +26,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 1 << 30
 ENVIRONMENT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 _PR_SET_PDEATHSIG = 1
+MOST_OPEN_FILES = 65_536
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
 )
@@ -75,16 +76,16 @@ def cgroup_folders(controller: str, root: str = "/sys/fs/cgroup") -> list[Path]:
     return folders
 
 
-def open_files_limit(most: int = 65_536) -> int:
+def open_files_limit() -> int:
     """Descriptors that this process may have."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return limit if 0 <= limit < most else most
+    return limit if 0 <= limit < MOST_OPEN_FILES else MOST_OPEN_FILES
 
 
-def allow_open_files(most: int = 65_536) -> None:
-    """As many as its user may, up to `most`: the usual limit, 1,024, is there for programs that call select(2)."""
+def allow_open_files() -> None:
+    """As many as its user may, up to MOST_OPEN_FILES: the usual limit, 1,024, is for programs that call select(2)."""
     limit, top = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most if top == resource.RLIM_INFINITY else min(most, top)
+    wanted = MOST_OPEN_FILES if top == resource.RLIM_INFINITY else min(MOST_OPEN_FILES, top)
     if 0 <= limit < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, top))
 

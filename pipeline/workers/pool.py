@@ -88,8 +88,10 @@ class WorkerCrew:
         try:
             for _ in range(workers):
                 self.add()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError):
+                raise WorkerError(f"no loader worker can be started: {error.strerror}") from error
             raise
 
     @property

@@ -6,6 +6,7 @@ made from, so that a resumed job does not unpack again. Also how members are wri
 
 import io
 import json
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
@@ -78,12 +79,15 @@ def write_tars(folder: Path, samples: Iterable[Unpacked]) -> Iterator[tuple[str,
         name = shard_name(split, numbers[split])
         numbers[split] += 1
         partial = folder / f".{name}.partial"
-        with tarfile.open(partial, "w") as tar:
-            while sample is not None and sample.split == split and tar.offset < TAR_BYTES:
-                add(tar, f"{sample.key}.{'png' if sample.data.startswith(PNG_START) else 'jpg'}", sample.data)
-                if sample.label:
-                    add(tar, f"{sample.key}.cls", sample.label.encode())
-                sample = next(arriving, None)
+        with partial.open("wb") as file:
+            with tarfile.open(fileobj=file, mode="w") as tar:
+                while sample is not None and sample.split == split and tar.offset < TAR_BYTES:
+                    add(tar, f"{sample.key}.{'png' if sample.data.startswith(PNG_START) else 'jpg'}", sample.data)
+                    if sample.label:
+                        add(tar, f"{sample.key}.cls", sample.label.encode())
+                    sample = next(arriving, None)
+            file.flush()
+            os.fsync(file.fileno())  # before the stamp says that it is whole
         partial.replace(folder / name)
         yield split, name
 

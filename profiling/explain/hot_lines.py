@@ -32,7 +32,6 @@ class LoaderLine:
 
     line: Line
     batches: int
-    function_s: float
     headline: str
     why: str
     tries: list[str]
@@ -94,4 +93,4 @@ def _loader_line(lines: list[Line]) -> LoaderLine | None:
         tries = [
             "look at the hottest lines below; `feedline profile SCRIPT` separates waiting, copying and computing"
         ]
-    return LoaderLine(line=line, batches=batches, function_s=function_s, headline=headline, why=why, tries=tries)
+    return LoaderLine(line=line, batches=batches, headline=headline, why=why, tries=tries)

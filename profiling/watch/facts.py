@@ -122,7 +122,8 @@ def _transforms(dataset: Any) -> list[str]:
     members = getattr(found, "transforms", None)
     if not isinstance(members, list | tuple):
         members = [found]
-    return [getattr(member, "__name__", None) or type(member).__name__ for member in members][:32]
+    told = ((getattr(member, "__name__", None), type(member).__name__) for member in members[:32])
+    return [name if name and isinstance(name, str) else of_type for name, of_type in told]
 
 
 def _int(value: Any) -> int | None:

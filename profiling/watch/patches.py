@@ -31,9 +31,9 @@ class Patches:
         """`owner.name = make(original)` until `remove`; nothing where there is no such name."""
         original = getattr(owner, name, None)
         if original is not None:
-            own = name in vars(owner)
+            own, was = name in vars(owner), vars(owner).get(name)  # as it lies there: a static method, too
             setattr(owner, name, make(original))
-            self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
+            self._undo.append(lambda: setattr(owner, name, was) if own else delattr(owner, name))
 
     def on_remove(self, undo: Callable[[], None]) -> None:
         self._undo.append(undo)

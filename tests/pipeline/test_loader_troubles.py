@@ -312,16 +312,33 @@ def test_a_manifest_that_a_storage_does_not_give_for_a_moment_was_not_taken_away
     assert len(list(loader)) == 1
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_split_that_was_prepared_anew_is_not_read_by_its_old_index(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+def test_a_split_that_was_prepared_anew_is_not_read_by_its_old_index(
+    tmp_path: Path, workers: int, persistent: bool
+) -> None:
     """Its members may lie where those did that the index knows."""
     split = write_split(tmp_path / "OUT", 8, 1, codec="raw")
-    loader = Loader(split, batch_size=8, image_size=16, num_workers=workers, persistent_workers=False)
+    loader = Loader(split, batch_size=8, image_size=16, num_workers=workers, persistent_workers=persistent)
     list(loader)
     manifest = split / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"seed": 1}))
     with pytest.raises(DatasetError, match="was prepared anew or taken away meanwhile: make a new Loader"):
         list(loader)
+
+
+def test_a_bad_sample_has_its_number_where_the_index_is_gone(tmp_path: Path) -> None:
+    split = write_split(tmp_path / "OUT", 8, 1, codec="raw")
+    shard = split / "train-000000.tar"
+    data = bytearray(shard.read_bytes())
+    data[700] ^= 255
+    loader = Loader(split, batch_size=4, image_size=16, num_workers=0, on_bad="skip", shuffle=False, train=False)
+    shard.write_bytes(data)
+    batches = iter(loader)
+    next(batches)
+    (split / "index.parquet").unlink()
+    assert [bad["key"] for bad in loader.stats()["bad"]] == ["number 0"]
+    next(batches)
+    assert loader.stats() == loader.stats() and len(loader.stats()["bad"]) == 1
 
 
 def test_what_fails_on_the_way_to_the_device_ends_the_epoch(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:

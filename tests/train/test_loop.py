@@ -14,6 +14,7 @@ from feedline.pipeline.base.errors import DatasetError, FeedlineError, SampleErr
 from feedline.train import checkpoint
 from feedline.train.checkpoint import CheckpointError
 from feedline.train.config import TrainConfig
+from feedline.train.distributed import pick_device
 from feedline.train.loop import train
 from feedline.train.metrics import Event, read_events
 from feedline.train.models import SmallCNN, build_model
@@ -368,6 +369,23 @@ def test_labels_beyond_the_classes(configure: Configure, tmp_path: Path) -> None
 def test_a_batch_larger_than_the_dataset(configure: Configure) -> None:
     with pytest.raises(UsageError, match=r"a batch of 97 .* is larger than the 96 training samples"):
         train(configure(batch_size=97))
+
+
+def test_what_fits_a_global_batch_is_said(configure: Configure) -> None:
+    with pytest.raises(UsageError, match="use --global-batch 192 or less") as failed:
+        train(configure(global_batch=200, accumulate=2))
+    assert "--batch-size" not in str(failed.value)
+    train(configure(global_batch=192, accumulate=2, epochs=1))
+
+
+def test_a_device_by_number_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match=r"^--device cuda:5: the last one here is cuda:1$"):
+        pick_device("cuda:5")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"each rank takes a GPU of its own, use --device cuda$"):
+        pick_device("cuda:0")
 
 
 def test_a_global_batch_that_does_not_divide(configure: Configure) -> None:

@@ -87,9 +87,9 @@ class Workers:
     @property
     def leader(self) -> str | None:
         """What takes them longest; None where it does not lead by more than its and the next one's errors (90 %)."""
-        first, second = sorted(BUSY_STAGES, key=lambda name: -self.stages.get(name, 0.0))[:2]
-        if self.looks < FEW_LOOKS:
+        if self.looks < FEW_LOOKS or not self.stages:
             return None
+        first, second = sorted(BUSY_STAGES, key=lambda name: -self.stages.get(name, 0.0))[:2]
         lead = self.stages[first] - self.stages[second]
         # What one stage has too much, another may have too little: errors add up.
         unsure = ERRORS_90 * (self.stage_errors[first] + self.stage_errors[second])

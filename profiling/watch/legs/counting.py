@@ -19,21 +19,16 @@ from feedline.profiling.watch.patches import Patches
 from feedline.profiling.watch.rules import frames
 
 MANY = 1 << 30
-FRAMES = 64
-"""So many callers are looked at."""
 
 
 def hold(frame: FrameType | None) -> None:
     """The loop that has asked for a batch there. Never raises."""
-    for _ in range(FRAMES):
-        if frame is None:
-            return
-        own = frame.f_globals.get("__name__", "")
+    for one in frames(frame):
+        own = one.f_globals.get("__name__", "")
         holder = next((hold for start, hold in HOLDERS.items() if own.startswith(start)), None)
         if holder is not None:
             with suppress(Exception):  # another version of it
-                holder(frame.f_locals)
-        frame = frame.f_back
+                holder(one.f_locals)
 
 
 def _lightning(local: dict[str, Any]) -> None:

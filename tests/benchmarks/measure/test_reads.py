@@ -2,6 +2,8 @@
 
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,19 @@ def takes_direct(path: Path) -> bool:
         return False
     finally:
         os.close(file)
+
+
+def test_a_profile_reads_where_arrow_is_not_installed() -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; import feedline.benchmarks.measure.reads"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_file_that_is_gone_leaves_no_other_open(long: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    pieces = [*pieces_of_files([str(long)], 30_000), Piece(long.with_name("gone"), 0, 4096)]
+    with pytest.raises(DatasetError, match="gone"):
+        measure_reads(pieces, seconds=0.1)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.parametrize("direct", [True, False])

@@ -1,6 +1,7 @@
 """Staging tars are written once for a source, and again where their stamp does not say so."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,18 @@ def test_the_same_source_is_unpacked_once(tmp_path: Path) -> None:
     assert [source.staged(tmp_path, version) for version in (1, 1, 2, 2)] == [1, 1, 2, 2]
     (tmp_path / "train-000000.tar").unlink()
     assert source.staged(tmp_path, 2) == 3
+
+
+def test_tars_are_on_the_disk_before_the_stamp_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+
+    def fsync(descriptor: int, real: Callable[[int], None] = os.fsync) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    Source().staged(tmp_path)
+    assert "train-000000.tar" in synced[0] and STAMP in synced[1]
 
 
 @pytest.mark.parametrize("stamp", ["", "{", "[]", "null", "7", '{"made_from": {"version": 1}}',

@@ -32,6 +32,25 @@ def test_what_a_loaders_properties_raise_goes_no_further() -> None:
     assert len(seen.recording.steps) == 8
 
 
+class Named:
+    """A transform that answers every question, as proxies of servers do."""
+
+    def __getattr__(self, name: str) -> object:
+        return object()
+
+    def __call__(self, rows: Any) -> Any:
+        return rows
+
+
+def test_a_transforms_name_is_text() -> None:
+    dataset = data()
+    dataset.transform = Named()  # type: ignore[attr-defined]
+    with Profile(resources=False) as seen:
+        for _ in DataLoader(dataset, batch_size=8):
+            pass
+    assert seen.recording.loaders[0].transforms == ["Named"]
+
+
 class Counted:
     """A transform with random numbers of its own."""
 
