@@ -62,7 +62,7 @@ def test_the_same_bytes_are_there_and_the_page_cache_keeps_and_drops_them(mount:
         assert in_memory(pieces) == 0.0
         assert long.read_bytes() == (source / "long").read_bytes()
         read = slow.counts()["bytes"]
-        assert in_memory(pieces) == 1.0 and long.read_bytes() and slow.counts()["bytes"] == read
+        assert in_memory(pieces) == 1.0 and long.read_bytes() and slow.counts()["bytes"] < 1.1 * read
         drop(long)
         assert in_memory(pieces) == 0.0
     assert not list(slow.path.iterdir())

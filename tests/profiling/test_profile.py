@@ -191,7 +191,8 @@ def test_what_a_loop_without_workers_prepares_is_known_by_sample_and_stage() -> 
     assert worker.samples == sum(step.samples for step in measured) > 100
     found = measure(seen.recording)
     workers = found.workers
-    assert workers.stage_alone_s["blocked"] > 0.5 * workers.alone_s > 0.0005
+    assert workers.stage_alone_s["blocked"] > 0.5 * workers.alone_s
+    assert workers.alone_s * (1 + 2 * workers.alone_error) > 0.001  # on a busy machine few looks were taken
     more = next(one for one in all_predictions(found) if one.family == "workers")
     assert not more.vain and "the training process prepares every batch itself" in more.why
 
