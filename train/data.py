@@ -18,8 +18,8 @@ from feedline.train.config import TrainConfig
 from feedline.train.distributed import World
 
 MOST_BESIDE_A_MODEL = 8
-IMAGES_SHOWN = 16
 """Workers of a training that says no number; a loader by itself has up to `ranks.MOST_WORKERS`."""
+IMAGES_SHOWN = 16
 
 
 @dataclass(frozen=True, kw_only=True)

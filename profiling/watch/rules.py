@@ -61,7 +61,7 @@ class Rules:
         self.library = library
         self.stage_of = lru_cache(maxsize=16384)(self._stage_of)
         """(code, line number) -> the stage of a library's frame by itself; None when no rule knows it."""
-        self._calls = calls
+        self.calls = calls
         self.stage_of_call = lru_cache(maxsize=4096)(self._stage_of_call)
         """What `calls.called` says -> its stage; None when no rule knows it."""
 
@@ -73,7 +73,7 @@ class Rules:
         return next((rule.stage for rule in self.library if rule.fits(file, code.co_name, text)), None) or None
 
     def _stage_of_call(self, call: str) -> str | None:
-        return next((stage for stage, pattern in self._calls if re.fullmatch(pattern, call)), None)
+        return next((stage for stage, pattern in self.calls if re.fullmatch(pattern, call)), None)
 
 
 LOCKS = r"_thread\.\S*(acquire\S*|lock|RLock)|_multiprocessing\.SemLock\S*|fcntl\.(flock|lockf)"

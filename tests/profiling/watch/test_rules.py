@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from feedline.profiling.record.stages import STAGES
 from feedline.profiling.watch.calls import source_line
 from feedline.profiling.watch.rules import WORKER, Place, classify, line_of, place_name
 from tests.profiling.stacks import Looking, caught, jpeg, running, seen, users_module
@@ -22,6 +23,11 @@ PIL_Image = pytest.importorskip("PIL.Image")
 @pytest.fixture
 def user(tmp_path: Path) -> ModuleType:
     return users_module(tmp_path)
+
+
+def test_every_stage_that_a_rule_names_has_its_row() -> None:
+    named = {rule.stage for rule in WORKER.library} | {stage for stage, _ in WORKER.calls}
+    assert named - {""} <= set(STAGES)
 
 
 def test_what_a_thread_sleeps_in_or_waits_for_is_no_reading(user: ModuleType) -> None:
