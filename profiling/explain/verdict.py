@@ -28,6 +28,13 @@ class Diagnosis:
         return self.bound is not None and not self.close
 
     @property
+    def first(self) -> Prediction | None:
+        """The first thing to do: what helps; for a loop that waits for data else what may, for it mends what the loop
+        is bound by. None where that cannot be told."""
+        best = self.predictions[0] if self.predictions and self.bound else None
+        return best if best and (best.helps or (best.in_doubt and self.bound == "data")) else None
+
+    @property
     def recording(self) -> Recording:
         return self.measured.recording
 
@@ -92,6 +99,7 @@ def record_keys(diagnosis: Diagnosis) -> dict[str, Any]:
             "shares": known_shares(measured),
             "errors": asdict(trainer.errors),
             "cause": asdict(diagnosis.cause),
+            "first": diagnosis.first and diagnosis.first.remedy,
             "steps": trainer.steps,
             "unit": measured.unit,
             "others_cores": measured.machine.others_cores,

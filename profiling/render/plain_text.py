@@ -24,10 +24,9 @@ def text(page: sections.Page, *, width: int = 88) -> str:
     if page.verdict is not None:
         proof = _stacks(page.verdict.proof, width) if page.verdict.proof else []
         evidence = [line for sentence in page.verdict.evidence for line in _wrapped(sentence, width)]
-        first = ["DO THIS FIRST", *_remedies(page.verdict.first, width)] if page.verdict.first else []
         figures = _pairs(page.verdict.figures, width)
-        blocks = [textwrap.wrap(page.verdict.words, width), proof, evidence, figures, first]
-    for section in page.sections:
+        blocks = [textwrap.wrap(page.verdict.words, width), proof, evidence, figures]
+    for section in [page.verdict and page.verdict.first, *page.sections]:
         parts = [lines for part in section.parts if (lines := _part(part, width))] if section else []
         if section and parts:  # the heading stands right above its first part
             blocks += [[section.heading.upper(), *parts[0]], *parts[1:]]

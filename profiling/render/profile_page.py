@@ -6,7 +6,6 @@ Two recordings beside each other and a line profile are pages of the same parts.
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from feedline.pipeline.base.text import count_of
@@ -22,7 +21,7 @@ from feedline.profiling.record.journal import LegName
 from feedline.profiling.record.recording import Gpu, Leg, Line
 from feedline.profiling.render import report_time
 from feedline.profiling.render.charts import OF_STEP
-from feedline.profiling.render.report_remedies import in_vain, remedies, what_helps, what_may_help
+from feedline.profiling.render.report_remedies import first_to_do, in_vain, what_helps, what_may_help
 from feedline.profiling.render.sections import (
     CEILING,
     Bar,
@@ -81,11 +80,10 @@ def verdict(diagnosis: Diagnosis) -> Verdict:
     step = _step("", diagnosis)
     proof = Stacks(total=step, title="The step", unit=OF_LOOP) if now and any(step.parts.values()) else None
     tone: Tone = "open" if diagnosis.bound is None else "good" if diagnosis.bound == "compute" else "bad"
-    found = remedies(diagnosis) if diagnosis.bound else None
-    first = replace(found, rows=found.rows[:1]) if found and found.rows else None
     return Verdict(
-        words=diagnosis.headline, proof=proof, evidence=diagnosis.evidence, figures=figures, first=first, tone=tone
-    )
+        words=diagnosis.headline, proof=proof, evidence=diagnosis.evidence, figures=figures,
+        first=first_to_do(diagnosis), tone=tone,
+    )  # fmt: skip
 
 
 def _ceiling(measured: Measured) -> str:

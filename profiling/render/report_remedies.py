@@ -10,17 +10,21 @@ from feedline.profiling.render.sections import Prose, Reasons, Remedies, Section
 
 MOST_FAMILIES = 10
 MOST_VARIANTS = 6
+UNSURE = (
+    "It mends what the loop waits for, but what it gains is too small or too uncertain to be told from none: try it, "
+    "and profile again."
+)
 
 
-def remedies(diagnosis: Diagnosis) -> Remedies | None:
-    """A row a family, in their order; None where no rate was measured."""
+def remedies(diagnosis: Diagnosis, *, sure: bool = True) -> Remedies | None:
+    """Those that help, or (not `sure`) may: a row a family, in their order; None where no rate was measured."""
     measured, ceiling = diagnosis.measured, diagnosis.ceiling_samples_per_s
     rate = measured.over_epochs
     if not diagnosis.predictions or rate is None:
         return None
     families: dict[str, list[Prediction]] = {}
     for prediction in diagnosis.predictions:
-        if prediction.helps:
+        if prediction.helps if sure else prediction.in_doubt:
             families.setdefault(prediction.family or prediction.remedy, []).append(prediction)
     rows = [family[: 1 + MOST_VARIANTS] for family in families.values()]
     times = ceiling / rate.value if ceiling else None
@@ -30,6 +34,16 @@ def remedies(diagnosis: Diagnosis) -> Remedies | None:
 def _most(rows: Iterable[Iterable[Prediction]]) -> float:
     """The end of what is drawn of them."""
     return max((one.gain if one.at_most else one.gain_high for row in rows for one in row), default=1.0)
+
+
+def first_to_do(diagnosis: Diagnosis) -> Section | None:
+    """For the verdict."""
+    first = diagnosis.first
+    found = remedies(diagnosis, sure=first.helps) if first else None
+    if first is None or found is None:
+        return None
+    chart = replace(found, rows=found.rows[:1])
+    return section("Do this first", chart) if first.helps else section("Try this first", Prose(UNSURE), chart)
 
 
 def what_helps(diagnosis: Diagnosis) -> Section | None:
@@ -44,9 +58,10 @@ def what_helps(diagnosis: Diagnosis) -> Section | None:
 
 def what_may_help(diagnosis: Diagnosis) -> Section | None:
     """Gains that cannot be told from none; where nothing at all helps, that it is so."""
-    open_ = [p for p in diagnosis.predictions if p.in_doubt]
-    if open_:
-        rows = [[p] for p in open_]
+    found, tried = remedies(diagnosis, sure=False), diagnosis.first is not None and not diagnosis.first.helps
+    if found is not None and found.rows[tried:]:
+        rows = found.rows[tried:]
+        open_ = [row[0] for row in rows]
         narrowed = "a longer run on a machine without other programs narrows what was measured"
         if any(p.family == "layout" for p in open_) and not diagnosis.recording.legs:
             narrowed += ", --legs measure what channels_last gives"
@@ -55,9 +70,9 @@ def what_may_help(diagnosis: Diagnosis) -> Section | None:
             f"{narrowed}; what is only typical is best tried"
             f"{', before hardware is bought' if any(p.bought for p in open_) else ''}."
         )
-        chart = Remedies(rows=rows, unit=diagnosis.measured.unit, most=_most(rows))
-        return section("What may help", Prose(words), chart)
-    if not diagnosis.predictions or any(prediction.helps for prediction in diagnosis.predictions):
+        chart = replace(found, rows=rows, most=_most(rows), ceiling=None)
+        return section("What else may help" if tried else "What may help", Prose(words), chart)
+    if tried or not diagnosis.predictions or any(prediction.helps for prediction in diagnosis.predictions):
         return None
     return section("What would help", Prose("Nothing that can be predicted would make this run notably faster."))
 

@@ -265,7 +265,7 @@ class Verdict:
 
     words: str
     proof: Stacks | None = None
-    first: Remedies | None = None
+    first: "Section | None" = None
     evidence: Sequence[str] = ()
     figures: Sequence[tuple[str, str]] = ()
     tone: Tone = "main"

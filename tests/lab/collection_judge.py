@@ -188,9 +188,9 @@ def derived_cause(profile: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def first_remedy(profile: Mapping[str, Any]) -> Remedy | None:
-    """None where nothing is said to help."""
-    offered = profile.get("predictions", [])
-    return remedy_of(offered[0], profile) if offered and offered[0]["helps"] else None
+    """What is said to help, or else to be tried first; None where nothing is."""
+    offered, tried = profile.get("predictions", []), profile.get("verdict", {}).get("first")
+    return remedy_of(offered[0], profile) if offered and (offered[0]["helps"] or tried) else None
 
 
 def remedy_of(prediction: Mapping[str, Any], profile: Mapping[str, Any]) -> Remedy:

@@ -140,6 +140,14 @@ def test_remedies_without_a_family_are_known_by_their_words() -> None:
     assert of("prepared 64 px raw shards, feedline's loader") == "shards"
 
 
+def test_what_is_to_be_tried_first_is_a_first_remedy_too() -> None:
+    may = {"remedy": "num_workers=4", "family": "workers", "helps": False, "settings": {"num_workers": 4}}
+    profile = {"predictions": [may], "recording": {}, "verdict": {"first": "num_workers=4"}}
+    assert str(first_remedy(profile)) == "workers"
+    assert first_remedy({**profile, "verdict": {"first": None}}) is None
+    assert first_remedy({**profile, "verdict": {}}) is None  # recorded before there was such a word
+
+
 def test_what_a_profile_leaves_behind_is_found() -> None:
     whole = Ran(kind="whole", command=[], status=0, files=["model.pt"], temporary=["pymp-ab12cd_3/socket"])
     same = replace(whole, kind="whole_profiled", temporary=["pymp-zz99zz_9/socket"])

@@ -26,6 +26,12 @@ class Machine:
         from none of it to all."""
         return 0.5 * self.others_cores / self.cores
 
+    def others_as_processes(self, own: int, *, lacking: bool) -> float:
+        """How many of them want a core: one for each that others took at least; where the script's own lack one
+        (`lacking`), so many that each has as much of a core as one of so many of its own."""
+        each = max(self.cores - self.others_cores, 0.1 * self.cores) / own
+        return self.others_cores / min(1.0, each) if lacking else self.others_cores
+
 
 def measure_machine(recording: Recording, steps: Sequence[Step], samples_per_s: float, *, anew: bool) -> Machine:
     """Others' cores are those busy on the whole machine less those that the script's own processes used: by their

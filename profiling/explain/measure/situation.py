@@ -378,7 +378,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         own_part_s=own_part_s,
         restart_s=max(0.0, measured.restart_s - (own_part_s - prepare_s)),  # all waiting
         cores=machine.cores,
-        others=machine.others_cores,
+        others=machine.others_as_processes(ranks * (count + 1), lacking=preparing.lack_cores),
         ranks=ranks,
         contention={n: min(most_k, max(0.05, value)) for n, value in k.items()} if worker_s > 0 else {},
         epoch_start_s=rates.epoch_start_s,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import measure
-from feedline.profiling.explain.predict import REMEDIES, all_predictions, predict, prediction_for
+from feedline.profiling.explain.predict import NOTED, REMEDIES, all_predictions, predict, prediction_for
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Vain
 from feedline.profiling.explain.verdict import diagnose, record_keys
 from feedline.profiling.record.recording import Compute, Leg, Recording, Script, Series, Trial
@@ -109,6 +109,16 @@ def test_of_what_may_help_a_worker_stands_first_where_the_loop_waits() -> None:
         found = found_in(made(workers=0, wait_s=wait_s, compute_s=0.1 - wait_s, stages=stages, cores=2))
         may = [one.family for one in found if one.in_doubt]
         assert not found[0].helps and found[0].family == may[0] == family and "layout" in may
+
+
+@pytest.mark.parametrize(("wait_s", "first"), [(0.013, "num_workers=2"), (0.0, None)])
+def test_it_is_the_first_thing_to_try_where_the_loop_waits(wait_s: float, first: str | None) -> None:
+    """Where it computes nothing is known to be lost."""
+    stages = {"decode": max(1e-6, wait_s / 32)}
+    seen = diagnose(made(workers=0, wait_s=wait_s, compute_s=0.1 - wait_s, stages=stages, cores=2))
+    assert not any(one.helps for one in seen.predictions) and any(one.in_doubt for one in seen.predictions)
+    assert record_keys(seen)["verdict"]["first"] == (seen.first and seen.first.remedy) == first
+    assert replace(seen, bound=None).first is None
 
 
 def test_the_record_has_what_a_remedy_says() -> None:
@@ -242,11 +252,13 @@ def test_a_generator_of_ones_own_is_put_into_a_dataloader() -> None:
     assert "data.py:batches" in first(seen).needs and not of_family(seen, "workers")
 
 
-def crowded(others: float, delay: float = 0.7) -> Recording:
-    """Two busy workers on two cores, with a transform that takes nearly all of a sample; the loop waits a fifth
+def crowded(others: float, delay: float = 0.7, workers: int = 2) -> Recording:
+    """Busy workers on two cores, with a transform that takes nearly all of a sample; the loop waits a fifth
     of the time for batches, and of the rest as large a share as `delay` for a core."""
     stages, cpu = {"decode": 0.001, "transform": 0.058}, {"decode": 0.001, "transform": 0.015}
-    seen = made(wait_s=0.2, compute_s=0.8, workers=2, cores=2, stages=stages, stages_cpu=cpu, trainer_cpu_s=0.008)
+    seen = made(
+        wait_s=0.2, compute_s=0.8, workers=workers, cores=2, stages=stages, stages_cpu=cpu, trainer_cpu_s=0.008
+    )
     lacking = [replace(one, stages_delay_s={"transform": 0.043 * one.samples}) for one in seen.workers]
     waits = {"forward": delay * seen.trainers[0].stages["forward"]}
     times = [float(second) for second in range(int(seen.seconds) + 2)]
@@ -254,6 +266,22 @@ def crowded(others: float, delay: float = 0.7) -> Recording:
                   values=[32 * 0.024 + others] * len(times))  # fmt: skip
     seen = replace(seen, series=[busy], workers=lacking, trainers=[replace(seen.trainers[0], stages_delay_s=waits)])
     return with_workers(seen, transforms={"Slow": 1.0}, functions={"transform data.py:Slow.__call__": 1.0})
+
+
+def test_beside_other_programs_it_has_the_cores_that_the_run_had() -> None:
+    """Three processes had 0.8 of two cores; a fourth takes a fair part of them from the others."""
+    found = at(crowded(1.2))
+    of_cores = found.now.limits()["cores"] * (found.now.worker_cpu_s + found.now.trainer_cpu_s)
+    assert of_cores == pytest.approx(2 - 1.2)
+    more = replace(found.now, workers=3)
+    assert more.limits()["cores"] == pytest.approx(found.now.limits()["cores"] * (4 / 8.5) / (3 / 7.5))
+
+
+def test_beside_other_programs_a_setting_that_may_gain_as_much_comes_before_code() -> None:
+    """A second worker is one argument, and nobody's transform costs nothing."""
+    workers, stage, *_ = (one for one in found_in(crowded(1.05, 0.9, workers=1)) if one.helps)
+    assert (workers.family, stage.family) == ("workers", "stage") and stage.at_most
+    assert workers.gain < NOTED < workers.gain_high and workers.gain < stage.gain
 
 
 def test_the_model_gets_the_cores_that_cheaper_samples_leave() -> None:

@@ -17,7 +17,7 @@ from feedline.profiling.record.recording import Gpu, Leg, Recording, Script, Ser
 from feedline.profiling.render import html
 from feedline.profiling.render.plain_text import bar, text
 from feedline.profiling.render.profile_page import comparison, report
-from feedline.profiling.render.sections import Curves, Page, Stack, Stacks, section
+from feedline.profiling.render.sections import Curves, Page, Remedies, Stack, Stacks, section
 from feedline.profiling.render.trace import trace
 from tests.profiling.recordings import made, rich
 
@@ -138,6 +138,13 @@ def with_remedies(*named: dict[str, Any]) -> Diagnosis:
     return replace(diagnose(made()), predictions=predictions)
 
 
+def first_chart(page: Page) -> Remedies:
+    assert page.verdict is not None and page.verdict.first is not None
+    (chart,) = page.verdict.first.parts
+    assert isinstance(chart, Remedies)
+    return chart
+
+
 def test_a_family_is_one_row_and_its_variants_are_folded_beneath() -> None:
     found = with_remedies(
         {"remedy": "num_workers=4", "family": "workers", "command": "DataLoader(…, num_workers=4)"},
@@ -146,8 +153,7 @@ def test_a_family_is_one_row_and_its_variants_are_folded_beneath() -> None:
         {"remedy": "num_workers=6", "family": "workers", "command": "DataLoader(…, num_workers=6)", "gain": 2.1},
     )  # fmt: skip
     page = report(found)
-    assert page.verdict is not None and page.verdict.first is not None
-    (first,) = page.verdict.first.rows
+    (first,) = first_chart(page).rows
     assert [one.remedy for one in first] == ["num_workers=4", "num_workers=6"]
     drawn = html.document(page)
     assert drawn.count("<details>") == 2 and "num_workers=6" in drawn.partition("<details>")[2]  # variants, workers
@@ -175,9 +181,27 @@ def test_a_gain_that_cannot_be_told_from_none_is_neither_help_nor_none() -> None
     )
     flat = " ".join(text(report(found)).split())
     may, _, vain = flat.partition("WHAT WOULD NOT HELP")
-    assert "1.40× (0.70–2.1) num_workers=4" in may.partition("WHAT MAY HELP")[2]
+    assert "1.40× (0.70–2.1) num_workers=4" in may.partition("TRY THIS FIRST")[2]
     assert "channels_last: little or no gain (1×): it is so" in vain and "pin_memory=True: nothing is copied" in vain
     assert "Nothing that can be predicted" not in flat
+
+
+def test_what_may_help_a_loop_that_waits_is_to_be_tried_first() -> None:
+    may = {"helps": False, "gain": 1.17, "gain_low": 0.98, "gain_high": 1.4}
+    named = [
+        {"remedy": "num_workers=4", "family": "workers"}, {"remedy": "num_workers=2", "family": "workers"},
+        {"remedy": "cheaper collate", "family": "stage"},
+    ]  # fmt: skip
+    found = with_remedies(*(one | may for one in named))
+    assert found.bound == "data"
+    for shown in (text(report(found)), re.sub(r"<[^>]+>", " ", html.document(report(found)))):
+        first, _, others = " ".join(shown.split()).lower().partition("what else may help")
+        assert "num_workers=2" in first.partition("try this first")[2] and "do this first" not in first
+        assert "cheaper collate" in others and "num_workers=4" not in others
+    alone = text(report(with_remedies(named[0] | may)))
+    assert "TRY THIS FIRST" in alone and "MAY HELP" not in alone and "Nothing that can be" not in alone
+    computing = text(report(replace(found, bound="compute")))
+    assert "THIS FIRST" not in computing and "num_workers=2" in computing.partition("WHAT MAY HELP")[2]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +252,7 @@ def test_an_upper_bound_is_shown_as_one() -> None:
     assert "gives at most 900 samples/s" in " ".join(text(page).split())
     drawn = html.document(page)
     assert "<b>up to 2.5×</b>" in drawn and "2.2–2.8" not in drawn
-    assert page.verdict is not None and page.verdict.first is not None and page.verdict.first.most == 2.5
+    assert first_chart(page).most == 2.5
 
 
 def test_every_share_has_its_error_or_says_that_it_is_not_known() -> None:
