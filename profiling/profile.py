@@ -64,9 +64,10 @@ class Profile:
         argv: tuple[str, ...] = (),
     ) -> None:
         """`legs`: the ceiling is measured too (`run` alone). Watched are so many `steps`, or `seconds` from the end
-        of the first one, or all; the code then runs on unwatched, with legs into their windows. `resources`: CPU,
-        memory, disk and GPU over time. `argv`: the script and its arguments that would run this code, for the
-        report's commands; a script's own where it is one. Raises UsageError for numbers that cannot be meant."""
+        of the first one (what comes first of both), or all; the code then runs on unwatched, with legs into their
+        windows. `resources`: CPU, memory, disk and GPU over time. `argv`: the script and its arguments that would
+        run this code, for the report's commands; a script's own where it is one. Raises UsageError for numbers that
+        cannot be meant."""
         self._config = StudyConfig(
             argv=argv, legs=LEGS if legs else (), steps=steps, seconds=seconds, steady=legs, inside=True
         )

@@ -15,9 +15,9 @@ own upper end.
 What helps gains something at the lower end of its interval, and what takes preparing a notable part. Families
 (workers, shards, …) stand in the order of what they gain for sure, less what they ask for (`WORTH`); before them
 stands what mends the very cause, and what is a setting and all but reaches the ceiling; before a cause of which
-only the most it can give is known, a setting that gains a fifth, or may, where other programs hide what it gains;
-more GPUs come last, and are not promised where only something cheaper is left that may gain as much. Within a family
-the best is the first.
+only the most it can give is known, a setting that gains a fifth, or beside other programs may, and as much as that
+gives for sure; more GPUs come last, and are not promised where only something cheaper is left that may gain as much.
+Within a family the best is the first.
 """
 
 import math
@@ -67,6 +67,7 @@ class Prediction(Offer):
     gain_high: float = 1.0
     helps: bool = False
     vain: bool = False  # no figure but a reason says that it does not help
+    of_data: bool = False  # it mends the data's side, not the model, its copies or the script's own Python
     prepare_s: float | None = None
     disk_bytes: float | None = None
     break_even_epochs: float | None = None
@@ -96,7 +97,8 @@ def all_predictions(measured: Measured, *, workers: Iterable[int] = ()) -> list[
     shown = {one.family: (change, one) for change, one in reversed(best)}  # the best of each
     order = sorted(shown, key=lambda family: _among(at, *shown[family]))
     if order and shown[order[0]][1].at_most:
-        order.sort(key=lambda family: not _good_setting(at, *shown[family]))
+        leading = shown[order[0]][1]
+        order.sort(key=lambda family: not _good_setting(at, *shown[family], leading))
     helping = sorted((one for _, one in best), key=lambda one: order.index(one.family))
     others = sorted((pair for pair in found if not pair[1].helps), key=lambda pair: _unsure(at, *pair))
     return helping + [one for _, one in others]
@@ -115,8 +117,7 @@ def _hardware_last(found: list[tuple[Change, Prediction]]) -> list[tuple[Change,
 def _unsure(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, bool, float, int]:
     """Of what does not surely help: what may comes first; of that, what mends what the loop is bound by: its data
     where it waits for them, else the model."""
-    of_data = change.cause or math.isfinite(change.ceiling_times)
-    beside = of_data != (at.measured.waits >= DATA_BOUND)
+    beside = change.of_data != (at.measured.waits >= DATA_BOUND)
     return one.bought or not one.in_doubt, one.bought, beside, -one.gain * _worth(one), one.effort
 
 
@@ -137,11 +138,11 @@ def _worth(one: Prediction) -> float:
     return WORTH[one.effort] * (LESS_ALIKE if one.changes else 1.0)
 
 
-def _good_setting(at: Situation, change: Change, one: Prediction) -> bool:
-    """Of the data: it comes before a change of code of which only the most it can give is known. Beside other
-    programs its own most is held against that."""
-    gain = one.gain_high if at.measured.machine.others_cores else one.gain
-    return one.effort == Effort.SETTING and gain >= NOTED and math.isfinite(change.ceiling_times)
+def _good_setting(at: Situation, change: Change, one: Prediction, leading: Prediction) -> bool:
+    """Of the data: it comes before a change of code (`leading`) of which only the most it can give is known. Beside
+    other programs a gain is not known as well."""
+    may = at.measured.machine.others_cores > 0 and one.gain_high >= max(NOTED, leading.gain_low)
+    return one.effort == Effort.SETTING and (may or one.gain >= NOTED) and math.isfinite(change.ceiling_times)
 
 
 class Cold(NamedTuple):
@@ -197,6 +198,7 @@ def predict(at: Situation, change: Change) -> Prediction:
         gain_high=gain_high,
         helps=not vain and gain > 1.0 + NOTABLE and gain_low > (1.0 + NOTABLE if prepares else 1.0),
         vain=vain,
+        of_data=change.of_data,
     )
 
 

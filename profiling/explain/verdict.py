@@ -9,6 +9,7 @@ from feedline.profiling.explain.measure.main_thread import busiest_places
 from feedline.profiling.explain.measure.situation import Measured, measure
 from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.explain.predict import Prediction, all_predictions, cold_epoch
+from feedline.profiling.explain.remedies.remedy import Effort
 from feedline.profiling.explain.wording import evidence, headline
 from feedline.profiling.record.recording import Line, Recording
 
@@ -29,10 +30,13 @@ class Diagnosis:
 
     @property
     def first(self) -> Prediction | None:
-        """The first thing to do: what helps; for a loop that waits for data else what may, for it mends what the loop
-        is bound by. None where that cannot be told."""
+        """The first thing to do: what helps; for a loop that waits for data else what may mend that, short of
+        hardware. None where there is none, or the bound cannot be told."""
         best = self.predictions[0] if self.predictions and self.bound else None
-        return best if best and (best.helps or (best.in_doubt and self.bound == "data")) else None
+        if best is None or best.helps:
+            return best
+        tried = self.bound == "data" and best.in_doubt and best.of_data and best.effort < Effort.HARDWARE
+        return best if tried else None
 
     @property
     def recording(self) -> Recording:

@@ -44,7 +44,8 @@ class StudyConfig:
     steps: int | None = limited(None, 1)
     """Stop the script (or the verdict) after so many steps."""
     seconds: float | None = limited(None, 0)
-    """Stop it after so long in training, counted from the end of the first step."""
+    """Stop it after so long in training, counted from the end of the first step; or after the steps, if these are
+    over first."""
     legs: tuple[LegName, ...] = ()
     """Measure the ceiling (cached batches), the loader alone, a cold page cache."""
     window_s: float = 1.2

@@ -1,4 +1,5 @@
-"""When enough was seen: after so many steps or seconds as asked, else when the rate is known well enough.
+"""When enough was seen: after so many steps or seconds as asked, whichever comes first, else when the rate is known
+well enough.
 
 Without either the run is cut into stretches of five seconds. Watching ends when there are at least six and the
 standard error of their rates is below one per cent of the mean, or after two minutes. In a diagnostic run
@@ -71,10 +72,11 @@ class StopRule:
         self.steadiness = Steadiness()
         self._config = config
         self._journal = journal
-        self._stop_at = config.steps
+        self._stop_at: int | None = None
         ends = config.diagnostic or not config.inside  # else the process runs on
-        timed: Reason = "seconds" if config.seconds or config.diagnostic else "running"
-        self._reason: Reason = "running" if not ends else "steps" if config.steps else timed
+        timed = config.seconds is not None or (config.diagnostic and not config.steps)
+        self._counted: Reason = "steps" if ends and config.steps else "running"
+        self._timed: Reason = "seconds" if ends and timed else "running"
         self.began: float | None = None
         """When the first step had ended."""
         self._polled = self._told = 0.0
@@ -104,17 +106,22 @@ class StopRule:
     ) -> Reason | None:
         """Why the watch ends now, None while it goes on. `steps` have ended; `held`: a first pass of a diagnostic run
         is behind the loop; `trained`: not only evaluated so far, while other ranks may wait for this one."""
-        config, reason = self._config, self._reason
+        config, reason = self._config, self._timed
         if self.began is None and steps:
             self.began = now
-        agree = ranks > 1 and reason != "running" and (config.diagnostic or self._stop_at is None)
+        counted = config.steps is not None and steps >= config.steps
+        if counted and not config.diagnostic:
+            return self._counted
+        agree = ranks > 1 and (reason != "running" or (config.diagnostic and self._counted != "running"))
         if agree and trained and steps >= MET_STEPS and not self._met:
             self._met = True
             if self._apart(ranks):
                 return "apart"
+        if counted:
+            return self._counted
         if self._stop_at is not None:
             return reason if steps >= self._stop_at else None
-        if self.began is None:
+        if self.began is None or (config.steps is not None and config.seconds is None):
             return None
         seconds = now - self.began
         if config.seconds is not None:

@@ -27,8 +27,8 @@ class Machine:
         return 0.5 * self.others_cores / self.cores
 
     def others_as_processes(self, own: int, *, lacking: bool) -> float:
-        """How many of them want a core: one for each that others took at least; where the script's own lack one
-        (`lacking`), so many that each has as much of a core as one of so many of its own."""
+        """How many processes of others want a core, each as much as one of its `own`: one for each core that they
+        took; where its own lack cores (`lacking`), so many that what it has is its fair share."""
         each = max(self.cores - self.others_cores, 0.1 * self.cores) / own
         return self.others_cores / min(1.0, each) if lacking else self.others_cores
 

@@ -6,7 +6,7 @@
 A model on the CPU whose threads fill all cores waits at every operation for the thread that a worker has pushed
 aside, the others spinning meanwhile: `stall` is the CPU time it loses to one second of a worker's. It loses no more
 than it computes: lost = min(stall(workers) × worker CPU seconds, trainer CPU seconds). Beside other programs a fair
-scheduler gives cores by the number of busy processes: cores × own / (own + others).
+scheduler gives cores by the number of busy processes: max(cores − others, cores × own / (own + others)).
 
 The limits of one rank, times the ranks. With `num_workers=0` the trainer prepares each batch itself and nothing
 overlaps: 1 / (worker seconds + step seconds). Two limits that nearly tie cost each other a little (queues run empty
@@ -52,11 +52,6 @@ class Throughput:
         if self.workers < 0 or self.ranks < 1 or min(self.step_s, self.worker_s) < 0 or self.cores <= 0:
             raise ValueError(f"costs, workers and cores must not be negative: {self}")
 
-    @property
-    def processes(self) -> int:
-        """Its own."""
-        return self.ranks * (self.workers + 1)
-
     def limits(self, data_factor: float = 1.0) -> dict[str, float]:
         """samples/s of all ranks that each resource allows, all but the model so many times as much; what costs
         nothing sets no limit."""
@@ -68,7 +63,8 @@ class Throughput:
             k = _interpolated(self.contention, self.workers, 1.0)
             limits["workers"] = _per_second(self.ranks * self.workers * k, self.worker_s)
             lost_s = min(_interpolated(self.stall, self.workers, 0.0) * self.worker_cpu_s, self.trainer_cpu_s)
-        cores = self.cores * self.processes / (self.processes + self.others)
+        own = self.ranks * (self.workers + 1)
+        cores = max(self.cores - self.others, self.cores * own / (own + self.others))
         limits["cores"] = _per_second(cores, self.worker_cpu_s + self.trainer_cpu_s + lost_s)
         if self.storage_samples_per_s is not None:
             limits["storage"] = self.storage_samples_per_s

@@ -73,6 +73,11 @@ class Change(Offer):
     measured: bool = False
     """It comes of what was seen of this loop: while that stays the limit, the model's own error is not in it."""
 
+    @property
+    def of_data(self) -> bool:
+        """It mends the data's side, not the model, its copies or the script's own Python."""
+        return math.isfinite(self.ceiling_times) or (self.cause and self.family not in ("pin", "python"))
+
 
 Remedy = Callable[[Situation], Iterable[Change]]
 AT_MOST = "this is what it would give if it cost nothing"

@@ -203,13 +203,13 @@ def test_cores_that_are_all_busy_decoding_are_not_helped_by_more_workers() -> No
 def test_the_trainers_own_python_is_named_by_its_function() -> None:
     seen = made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL, trials=TRIALS)
     assert (first(seen).family, first(seen).target) == ("python", "train.py:log")
-    assert first(seen).command == "feedline profile --lines-of log train.py"
+    assert first(seen).command == "feedline profile --lines-of log train.py" and not first(seen).of_data
 
 
 def test_copies_are_pinned_first() -> None:
     gpu = Compute(device="cuda:0", channels_last=True, autocast=True)
     seen = made(wait_s=0.001, compute_s=0.02, copy_s=0.03, compute=gpu, starved_s=0.0, stages=SMALL)
-    assert first(seen).family == "pin" and "non_blocking=True" in first(seen).command
+    assert first(seen).family == "pin" and "non_blocking=True" in first(seen).command and not first(seen).of_data
 
 
 def test_what_is_dear_to_unpickle_is_sent_lighter() -> None:
@@ -252,12 +252,18 @@ def test_a_generator_of_ones_own_is_put_into_a_dataloader() -> None:
     assert "data.py:batches" in first(seen).needs and not of_family(seen, "workers")
 
 
-def crowded(others: float, delay: float = 0.7, workers: int = 2) -> Recording:
-    """Busy workers on two cores, with a transform that takes nearly all of a sample; the loop waits a fifth
-    of the time for batches, and of the rest as large a share as `delay` for a core."""
+def crowded(others: float, delay: float = 0.7, workers: int = 2, wait_s: float = 0.2) -> Recording:
+    """Busy workers on two cores, with a transform that takes nearly all of a sample; the loop waits `wait_s` of
+    a second for a batch, and of the rest as large a share as `delay` for a core."""
     stages, cpu = {"decode": 0.001, "transform": 0.058}, {"decode": 0.001, "transform": 0.015}
     seen = made(
-        wait_s=0.2, compute_s=0.8, workers=workers, cores=2, stages=stages, stages_cpu=cpu, trainer_cpu_s=0.008
+        wait_s=wait_s,
+        compute_s=1.0 - wait_s,
+        workers=workers,
+        cores=2,
+        stages=stages,
+        stages_cpu=cpu,
+        trainer_cpu_s=0.008,
     )
     lacking = [replace(one, stages_delay_s={"transform": 0.043 * one.samples}) for one in seen.workers]
     waits = {"forward": delay * seen.trainers[0].stages["forward"]}
@@ -282,6 +288,10 @@ def test_beside_other_programs_a_setting_that_may_gain_as_much_comes_before_code
     workers, stage, *_ = (one for one in found_in(crowded(1.05, 0.9, workers=1)) if one.helps)
     assert (workers.family, stage.family) == ("workers", "stage") and stage.at_most
     assert workers.gain < NOTED < workers.gain_high and workers.gain < stage.gain
+    passes = [replace(one, start_s=10.0) for one in PASSES]
+    for wait_s, families in ((0.2, ["persistent", "stage"]), (0.5, ["stage", "persistent"])):
+        seen = with_loader(replace(crowded(1.2, 0.3, wait_s=wait_s), passes=passes), persistent_workers=False)
+        assert helping(seen)[:2] == families, "the transform gives far more in the second one, whatever it costs"
 
 
 def test_the_model_gets_the_cores_that_cheaper_samples_leave() -> None:

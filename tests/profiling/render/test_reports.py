@@ -11,6 +11,7 @@ import pytest
 
 from feedline.profiling.explain.difference import versus
 from feedline.profiling.explain.predict import Prediction
+from feedline.profiling.explain.remedies.remedy import Effort
 from feedline.profiling.explain.verdict import Diagnosis, diagnose
 from feedline.profiling.record.plain import to_plain
 from feedline.profiling.record.recording import Gpu, Leg, Recording, Script, Series, Step, ThreadTime
@@ -175,7 +176,7 @@ def test_a_run_that_nothing_helps_is_told_so() -> None:
 
 def test_a_gain_that_cannot_be_told_from_none_is_neither_help_nor_none() -> None:
     found = with_remedies(
-        {"remedy": "num_workers=4", "helps": False, "gain": 1.4, "gain_low": 0.7, "gain_high": 2.1},
+        {"remedy": "num_workers=4", "helps": False, "gain": 1.4, "gain_low": 0.7, "gain_high": 2.1, "of_data": True},
         {"remedy": "channels_last", "helps": False, "gain": 1.0},
         {"remedy": "pin_memory=True", "helps": False, "gain": 1.4, "vain": True, "why": "nothing is copied"},
     )
@@ -187,7 +188,7 @@ def test_a_gain_that_cannot_be_told_from_none_is_neither_help_nor_none() -> None
 
 
 def test_what_may_help_a_loop_that_waits_is_to_be_tried_first() -> None:
-    may = {"helps": False, "gain": 1.17, "gain_low": 0.98, "gain_high": 1.4}
+    may = {"helps": False, "gain": 1.17, "gain_low": 0.98, "gain_high": 1.4, "of_data": True}
     named = [
         {"remedy": "num_workers=4", "family": "workers"}, {"remedy": "num_workers=2", "family": "workers"},
         {"remedy": "cheaper collate", "family": "stage"},
@@ -202,6 +203,8 @@ def test_what_may_help_a_loop_that_waits_is_to_be_tried_first() -> None:
     assert "TRY THIS FIRST" in alone and "MAY HELP" not in alone and "Nothing that can be" not in alone
     computing = text(report(replace(found, bound="compute")))
     assert "THIS FIRST" not in computing and "num_workers=2" in computing.partition("WHAT MAY HELP")[2]
+    for other in ({"of_data": False}, {"effort": Effort.HARDWARE}):  # the model, or what is bought, cures no wait
+        assert "THIS FIRST" not in text(report(with_remedies(named[0] | may | other)))
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def test_known_answers() -> None:
     beside = replace(model, workers=0, cores=2, others=1.0)  # a process each on two cores, then three to one
     assert beside.limits()["cores"] == pytest.approx(100)
     assert replace(beside, workers=2).limits()["cores"] == pytest.approx(150)
+    threads = replace(beside, cores=16, others=6.0)  # of one process, on all that the others leave
+    assert threads.limits()["cores"] == pytest.approx(1000)
     assert replace(model, contention={2: 0.5}).rate() == pytest.approx(100, rel=1e-3)
     assert Throughput(workers=1, step_s=0, worker_s=0).rate() == math.inf
     with pytest.raises(ValueError, match="negative"):
