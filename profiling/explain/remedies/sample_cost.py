@@ -90,6 +90,13 @@ CURES = {
 ONE_ARRAY = Cure("stage", "cheaper collate",
                  "torch makes a tensor for each key of a sample and each place of its lists: hand over one array",
                  "return torch.tensor(numbers), label  # in __getitem__", 0)  # fmt: skip
+MADE_ONCE = Cure("stage", "cheaper transform",
+                 "make the tensors once, for all epochs: of small pictures v2 makes them no faster",
+                 "images, labels = zip(*dataset)  # once\n"
+                 "dataset = TensorDataset(torch.stack(images), torch.tensor(labels))",
+                 0, "", "memory for all tensors, and that no transform draws anything")  # fmt: skip
+CONVERSIONS, SMALL_PX = {"totensor", "toimage", "piltotensor", "convertimagedtype", "todtype"}, 64
+"""Of pictures of 28 px ToTensor takes 23 µs, v2's ToImage and ToDtype 51; of 224 px as long (benchmarks/NOTES.md)."""
 MANY_TENSORS = 64
 """In a batch of torch's own collating, from which lists are taken apart."""
 
@@ -177,6 +184,8 @@ def _cheaper(at: Situation, stage: str) -> Change:
     if stage == "collate" and apart and not at.now.workers:
         cure = ONE_ARRAY
     target, part, own = _whose(at, stage)
+    if stage == "transform" and not own and _plain(target) in CONVERSIONS and (image_size(loader) or 256) <= SMALL_PX:
+        cure = MADE_ONCE
     elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""  # pictures or not
     share, left = part * share_of(at, stage), 0.0 if own else cure.left
     then = _with_left(at, stage, share, left)

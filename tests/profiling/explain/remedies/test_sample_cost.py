@@ -148,3 +148,15 @@ def test_lists_that_torch_takes_apart_are_to_be_one_array() -> None:
     assert "one array" not in collating["few"].why and not collating["few"].at_most
     assert "one array" in collating["many"].why and collating["many"].at_most
     assert many[0] == collating["many"], "workers would send each tensor on its own"
+
+
+@pytest.mark.parametrize(("px", "once"), [(28, True), (64, True), (224, False)])
+def test_tensors_of_small_pictures_are_to_be_made_once(px: int, once: bool) -> None:
+    """Of these the newer transforms take longer."""
+    seen = made(wait_s=0.06, compute_s=0.03, workers=0, stages={"transform": 0.0018})
+    seen = replace(seen, loaders=[replace(seen.loaders[0], batch_shapes=[[32, 1, px, px], [32]])])
+    found = next(one for one in found_in(seen, transforms={"ToTensor": 1.0}) if one.family == "stage")
+    assert found.remedy == "cheaper transform ToTensor" and ("TensorDataset" in found.command) == once
+    assert found.at_most == once and ("v2 as" in found.command) == (not once)
+    other = next(one for one in found_in(seen, transforms={"RandomResizedCrop": 1.0}) if one.family == "stage")
+    assert "v2 as" in other.command
