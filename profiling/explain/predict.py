@@ -129,7 +129,7 @@ def _within(one: Prediction) -> tuple[float, int, bool]:
 
 def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, int, float]:
     whole = change.then.over_epochs(at.ceiling)
-    of_data = one.effort == Effort.SETTING and math.isfinite(change.ceiling_times)
+    of_data = one.effort == Effort.SETTING and change.of_data
     leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
     return one.bought, not leads, one.effort if leads else 0, -one.gain_low * _worth(one)
 
@@ -142,7 +142,7 @@ def _good_setting(at: Situation, change: Change, one: Prediction, leading: Predi
     """Of the data: it comes before a change of code (`leading`) of which only the most it can give is known. Beside
     other programs a gain is not known as well."""
     may = at.measured.machine.others_cores > 0 and one.gain_high >= max(NOTED, leading.gain_low)
-    return one.effort == Effort.SETTING and (may or one.gain >= NOTED) and math.isfinite(change.ceiling_times)
+    return one.effort == Effort.SETTING and (may or one.gain >= NOTED) and change.of_data
 
 
 class Cold(NamedTuple):
