@@ -20,7 +20,6 @@ ALL = 0.9  # share of its cores from which a script is said to use all
 ANEW = 0.9  # share of the steps that begin a pass of their own, from which a loop is said to do so
 THREADS = 1.25  # CPU seconds a second, from which a worker has threads of its own
 SPARE = 0.25  # share of their time that workers idle, from which more of them would not help
-TENSOR_S = 4e-4  # that a tensor's way from a worker takes of the training thread (NOTES: 0.28 to 0.63 ms)
 MOST_CROWDED = 0.9  # share of a step that it may be said to wait for the workers' cores
 OWN_CPU, OWN_CPU_ERROR = 0.62, 0.15
 """Of the CPU time of a worker that waits in reads, what it takes where they cost nothing: 0.69 for a server's files
@@ -324,15 +323,16 @@ class Situation:
         cpu_s = max(self.now.worker_cpu_s, *(min(leg.worker_cpu_s_per_sample or 0.0, most_s) for leg in legs), 0.0)
         storage, ranks = self.measured.storage, self.now.ranks
         waited_s = storage.blocked_with(ranks * max(1, count)) - storage.blocked_s
-        then = self.sending(self.now) if count else self.now
-        return replace(then, workers=count, worker_cpu_s=cpu_s, worker_s=max(0.0, self.now.worker_s + waited_s))
+        worker_s = max(0.0, self.now.worker_s + waited_s)
+        then = replace(self.now, workers=count, worker_cpu_s=cpu_s, worker_s=worker_s)
+        return self.sending(then) if count else then
 
     def sending(self, then: Throughput) -> Throughput:
-        """With what it costs to take a batch from a worker, tensor by tensor, where none does that yet."""
+        """With what it costs to take batches from workers (`Throughput.sent`), where none does that yet."""
         loader, kind = self.measured.loader, self.measured.storage.kind
-        tensors = (loader.batch_tensors or 0) if loader and kind.sends and not self.now.workers else 0
-        sent_s = tensors * TENSOR_S / self.batch_samples
-        return replace(then, handover_s=then.handover_s + sent_s, trainer_cpu_s=then.trainer_cpu_s + sent_s)
+        if loader is None or not kind.sends or self.now.workers:
+            return then
+        return then.sent(loader.batch_tensors or 0, loader.batch_bytes or 0, self.batch_samples)
 
     def kept_start_s(self, worker_s: float) -> float:
         """What an epoch begins with when workers live on: one of them prepares the first batch, the others wait."""

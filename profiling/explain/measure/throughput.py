@@ -21,9 +21,11 @@ with something that no step overlaps (workers start, the first batch is prepared
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 SHARPNESS = 12.0
+TENSOR_S = 4e-4  # that a tensor's way from a worker takes of the training thread (NOTES: 0.28 to 0.63 ms) …
+SHARED_S = 1.7e-10  # … and each of its bytes, in fresh pages of shared memory (NOTES: 0.17 to 0.25 ms a MB)
 NEARLY = 0.98  # share of the model's limit from which nothing but the model is
 
 
@@ -52,13 +54,34 @@ class Throughput:
         if self.workers < 0 or self.ranks < 1 or min(self.step_s, self.worker_s) < 0 or self.cores <= 0:
             raise ValueError(f"costs, workers and cores must not be negative: {self}")
 
+    @property
+    def busy_s(self) -> float:
+        """Main-thread seconds per sample beside what it prepares."""
+        return self.step_s + self.handover_s + self.own_part_s + self.restart_s
+
+    def first_batch_s(self, batch_samples: float) -> float:
+        """Seconds of an epoch beside its steps where workers live on: one of them makes the first batch. Where they
+        set the pace, what the others make meanwhile makes up for it: n batches, of b seconds by w workers, and their
+        steps of s take max(b + n s, n b / w + s)."""
+        made_s, step_s = self.worker_s * batch_samples, self.busy_s * batch_samples
+        batches = (self.epoch_samples or math.inf) / (self.ranks * batch_samples)
+        behind_s = max(0.0, made_s / max(1, self.workers) - step_s)
+        return max(made_s - batches * behind_s if behind_s else made_s, min(made_s, step_s))
+
+    def sent(self, tensors: int, size_bytes: int, samples: float) -> "Throughput":
+        """With what it costs to take from workers what the trainer made itself: each batch of so many samples, tensor
+        by tensor and page by page, and an epoch's first, for which it waits."""
+        sent_s = (tensors * TENSOR_S + size_bytes * SHARED_S) / samples
+        then = replace(self, handover_s=self.handover_s + sent_s, trainer_cpu_s=self.trainer_cpu_s + sent_s)
+        return replace(then, epoch_start_s=max(then.epoch_start_s, then.first_batch_s(samples)))
+
     def limits(self, data_factor: float = 1.0) -> dict[str, float]:
         """samples/s of all ranks that each resource allows, all but the model so many times as much; what costs
         nothing sets no limit."""
-        busy_s, lost_s = self.step_s + self.handover_s + self.own_part_s + self.restart_s, 0.0
-        limits = {"compute": _per_second(self.ranks, busy_s)}
+        lost_s = 0.0
+        limits = {"compute": _per_second(self.ranks, self.busy_s)}
         if self.workers == 0:
-            limits["trainer prepares"] = _per_second(self.ranks, busy_s + self.worker_s)
+            limits["trainer prepares"] = _per_second(self.ranks, self.busy_s + self.worker_s)
         else:
             k = _interpolated(self.contention, self.workers, 1.0)
             limits["workers"] = _per_second(self.ranks * self.workers * k, self.worker_s)

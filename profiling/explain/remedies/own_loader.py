@@ -168,8 +168,9 @@ def _why_workers(at: Situation, then: Throughput) -> str:
         locked, who = units.percent(share_of(at, "lock")), "a worker" if at.now.workers else "the training thread"
         return Vain(f"{who} waits for a lock or another thread {locked} of its time, and more workers wait longer")
     if at.measured.loader and not at.now.workers and then.handover_s - at.now.handover_s > at.now.worker_s:
+        size = units.size(at.measured.loader.batch_bytes)
         tensors = count_of(at.measured.loader.batch_tensors or 0, "tensor")
-        return Vain(f"a batch has {tensors}, and a worker sends each on its own: that takes longer than making them")
+        return Vain(f"a batch has {tensors}, {size}: a worker sends each on its own, longer than making them takes")
     if not at.now.workers:
         return "the training process prepares every batch itself: a worker would prepare the next while it computes"
     gains, binding, cores = then.rate() > SOME * at.now.rate(), then.binding(), at.measured.machine.cores
