@@ -46,7 +46,8 @@ LOADER, DRAW = "/torch/utils/data/dataloader.py", "_next_index"
 """torch's function that asks a sampler."""
 NETWORK = r"_?(socket|ssl)\b.*"
 """Calls that wait for it."""
-STEPS_SEEN = 3
+STEPS_SEEN, ONE_IN = 3, 8
+"""First steps of a pass at which its stack is looked at; of later ones one in so many."""
 
 
 class WatchedLoop(Protocol):
@@ -109,6 +110,8 @@ class TrainerWatch:
         pass only."""
         self._trains = True
         self._steps_seen += 1
+        if self._steps_seen > STEPS_SEEN and self._steps_seen % ONE_IN:
+            return
         for one in frames(frame):
             code = one.f_code
             if (self._steps_seen <= STEPS_SEEN or code not in self._loop.steps) and not is_ours(code.co_filename):
