@@ -95,13 +95,13 @@ def launched(config: StudyConfig, report: Report = lambda _: None) -> Generator[
             here = f"{apart['here']} of {apart['ranks']} ranks run on this machine"
             must = "and all must leave a timed or diagnostic run together"
             raise UsageError(f"{here}, {must}: give --steps, without --seconds, --legs and --lines")
-        own_status, diagnosed = _status_of(code), progress(journal).began
-        ours = diagnosed or (code > 0 and _ended_by_us(journal))
+        own_status, diagnosed = _status_of(code), progress(journal).ended_by
+        ours = diagnosed is not None or (code > 0 and _ended_by_us(journal))
         if code and ours and not interrupts.number and -code not in PASSED_ON:
             code, stopped = 0, True
         by, error = _how_it_ended(journal, code, stopped=stopped)
         if diagnosed and by == "itself":  # in a window of ours
-            by = "steps" if config.steps else "seconds"
+            by = diagnosed
         script = Script(argv=list(config.argv), module=config.module, cwd=str(Path.cwd()), python=sys.executable,
                         exit_status=_status_of(code), ended_by=by, error=error)  # fmt: skip
         recording = merge(journal, origin=origin, argv=config.argv, sampler=sampler, script=script)
@@ -146,7 +146,7 @@ def _wait(
     while True:
         with suppress(subprocess.TimeoutExpired):
             return child.wait(timeout=0.5), False
-        if not diagnosing and progress(journal).began:
+        if not diagnosing and progress(journal).ended_by:
             diagnosing = True
             sampler.stop()
             report("the verdict's steps are over: other windows of the same loop follow, then the script is ended")

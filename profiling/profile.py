@@ -213,7 +213,7 @@ class Profile:
             except BaseException as error:
                 said = probe.words(error)
                 ended_by = "signal" if isinstance(error, KeyboardInterrupt) else "error"
-                if ended_by == "signal" or isinstance(error, GeneratorExit) or not progress(journal).began:
+                if ended_by == "signal" or isinstance(error, GeneratorExit) or not progress(journal).ended_by:
                     for line in journal.complaints():
                         error.add_note(f"feedline: {line}")
                     raise
@@ -221,8 +221,8 @@ class Profile:
                 _hear_workers(journal)
                 sampler.stop()
                 interrupted = ended_by == "signal"
-                if progress(journal).began and not interrupted:  # what a window ended with is told of the legs
-                    ended_by = "steps" if config.steps else "seconds"
+                if (of_steps := progress(journal).ended_by) and not interrupted:
+                    ended_by = of_steps  # what a window ended with is told of the legs
                 script = self._script(name, ended_by, said)
                 seen = sampler if self._resources else None
                 recording = merge(journal, origin=origin, argv=script.argv, sampler=seen, script=script)

@@ -48,7 +48,7 @@ def _what_is_missing(config: StudyConfig, run: Run, *, interrupted: bool) -> str
     missing = [name for name in asked if not getattr(recording, name)]
     if not asked:
         return ""
-    if not went.began:
+    if went.ended_by is None:
         return f"no {' and no '.join(asked)}: {INTERRUPTED if interrupted else _why_none(recording)}"
     why = INTERRUPTED if interrupted and not went.whole else went.why or ("" if went.whole else _how_it_ended(run))
     if why and went.window == "laid_out":

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from feedline.profiling.record.journal import Journal, LegRow, LineRow
-from feedline.profiling.record.recording import Leg, Line
+from feedline.profiling.record.recording import EndedBy, Leg, Line
 
 MOST_FUNCTIONS = 12
 """Functions in a recording, those with the most time first; beside those that the user named."""
@@ -15,7 +15,8 @@ MOST_FUNCTIONS = 12
 class Progress:
     """How far the windows got."""
 
-    began: bool = False
+    ended_by: EndedBy | None = None
+    """What ended the verdict's steps; None: no windows followed them."""
     whole: bool = False
     """All ranks had theirs."""
     window: str | None = None
@@ -27,9 +28,10 @@ class Progress:
 def progress(journal: Journal) -> Progress:
     ranks = list(journal.all("legs-"))
     broken = next((one for key in ("why", "window") for one in ranks if one[key]), None)
+    ended_by = next((one["ended_by"] for one in ranks), None)
     if broken is None:
-        return Progress(began=bool(ranks), whole=bool(ranks))
-    return Progress(began=True, window=broken["window"], why=broken["why"])
+        return Progress(ended_by=ended_by, whole=bool(ranks))
+    return Progress(ended_by=ended_by, window=broken["window"], why=broken["why"])
 
 
 def legs(journal: Journal) -> list[Leg]:

@@ -207,7 +207,7 @@ class Director:
     def _write(self) -> None:
         window = self._way.leg if self._way is not None else None
         state = {"rank": self._capture.rank, "windows": self._rows, "why": self._why, "window": window}
-        self._capture.journal.write(f"legs-{os.getpid()}", state)
+        self._capture.journal.write(f"legs-{os.getpid()}", state | {"ended_by": self._ended_by})
 
     def _refused(self, why: str) -> None:
         """A save of the script's own; nothing is lost by that after the last window."""

@@ -25,10 +25,10 @@ def window(leg: str, samples: int, seconds: float, processes: int | None = None)
 def test_rates_of_ranks_add_up_and_only_windows_count_that_all_had(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     mine, other = [window("normal", 100, 1.0), window("normal", 120, 1.0)], [window("normal", 50, 2.0)]
-    journal.write("legs-1", {"rank": 0, "windows": mine, "why": "", "window": None})
-    journal.write("legs-2", {"rank": 1, "windows": other, "why": "", "window": "cached"})
+    journal.write("legs-1", {"rank": 0, "windows": mine, "why": "", "window": None, "ended_by": "steps"})
+    journal.write("legs-2", {"rank": 1, "windows": other, "why": "", "window": "cached", "ended_by": "steps"})
     (leg,) = legs(journal)
     assert (leg.name, leg.samples_per_s, leg.window_s) == ("normal", [125.0], [2.0])
     assert leg.trainer_cpu_s_per_sample == [pytest.approx(4.0 / 150)]
-    assert progress(journal) == Progress(began=True, window="cached")
+    assert progress(journal) == Progress(ended_by="steps", window="cached")
     assert progress(Journal(tmp_path / "none")) == Progress()
