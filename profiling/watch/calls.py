@@ -76,14 +76,16 @@ def discards(code: CodeType, at: int) -> bool:
 
 def takes_gradient(frame: FrameType, *, weights: bool = True) -> bool | None:
     """Whether a tensor in the expression at which a frame works takes part in a gradient, `weights` or what was
-    computed of them; None: none is known."""
-    place, tensor = _place(frame.f_code, frame.f_lasti), getattr(sys.modules.get("torch"), "Tensor", None)
-    if place is None or tensor is None:
+    computed of them; None: none is known. A subclass is not told that it is asked: this is no thread of its own."""
+    place, torch = _place(frame.f_code, frame.f_lasti), sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)
+    if place is None or torch is None or tensor is None:
         return None
     found = [_value(one, frame) for one in ast.walk(place) if isinstance(one, ast.Name | ast.Attribute)]
     found += [one for value in found if type(value) in (list, tuple) for one in value[:MOST_ASKED]]
-    tensors = [value for value in found if isinstance(value, tensor)]
-    return any(value.requires_grad and (weights or not value.is_leaf) for value in tensors) if tensors else None
+    tensors = [value for value in found if issubclass(type(value), tensor)]
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(one.requires_grad and (weights or not one.is_leaf) for one in tensors) if tensors else None
 
 
 def _is_local(node: ast.AST, code: CodeType) -> bool:

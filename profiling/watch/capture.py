@@ -206,7 +206,8 @@ class Capture:
     def _closed(self, row: StepRow | None) -> None:
         if row is None:
             return
-        self.stop.steadiness.add(row.start_s + row.duration_s, row.samples, row.pause_s)
+        if row.trained or not self.loop.any_trained:  # batches that are evaluated have a rate of their own
+            self.stop.steadiness.add(row.start_s + row.duration_s, row.samples, row.duration_s - row.pause_s)
         if self._counted is None or row is not self._counted[0]:
             return
         if self.loop.train_steps > WARM_STEPS and row.trained and not row.pause_s:

@@ -34,23 +34,21 @@ class Steadiness:
     def __init__(self) -> None:
         self._started: float | None = None
         self._steady = False
-        self._stretch_began = 0.0
         self._samples = 0
-        self._paused_s = 0.0
+        self._seconds = 0.0
         self._rates: list[float] = []
 
-    def add(self, now: float, samples: int, pause_s: float) -> None:
-        """One step has ended."""
+    def add(self, now: float, samples: int, seconds: float) -> None:
+        """A step has ended that took so long, pauses left out."""
         if self._started is None:
-            self._started = self._stretch_began = now  # the first step, with its start-up, belongs to no stretch
+            self._started = now  # the first step, with its start-up, belongs to no stretch
             return
         self._samples += samples
-        self._paused_s += pause_s
-        seconds = now - self._stretch_began - self._paused_s
-        if seconds >= STRETCH_S:
-            self._rates.append(self._samples / seconds)
+        self._seconds += seconds
+        if self._seconds >= STRETCH_S:
+            self._rates.append(self._samples / self._seconds)
             self._steady = is_steady(self._rates[1:])  # the first still has what was prepared during warm-up
-            self._stretch_began, self._samples, self._paused_s = now, 0, 0.0
+            self._samples, self._seconds = 0, 0.0
 
     def reached(self, now: float) -> bool:
         """Asked at every step: cheap."""

@@ -5,12 +5,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
-from feedline.profiling.watch.calls import called
+from feedline.profiling.watch.calls import called, takes_gradient
 
 
 def looking(found: list[Any]) -> Callable[[Any], Any]:
@@ -69,3 +70,27 @@ def test_a_function_that_names_no_module_is_of_the_one_it_is_taken_from() -> Non
         over.set()
         thread.join()
     assert "cv2.GaussianBlur" in found
+
+
+class Told(torch.Tensor):
+    """Notes what it is asked."""
+
+    asked: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.asked.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_tensors_subclass_does_not_hear_of_being_looked_at(learns: bool) -> None:
+    found: list[Any] = []
+
+    def works(one: Any, look: Any) -> None:
+        sorted([one], key=look)
+
+    one = torch.ones(2).as_subclass(Told).requires_grad_(learns)
+    Told.asked.clear()
+    works(one, lambda value: found.append(takes_gradient(sys._getframe(1))) or 0)
+    assert (found, Told.asked) == ([learns], [])

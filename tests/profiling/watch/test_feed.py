@@ -72,6 +72,25 @@ def test_a_run_without_windows_is_watched_on_behind_its_first_pass(
     capture.leave("itself")
 
 
+def test_an_evaluation_between_two_epochs_says_nothing_of_how_steady_the_training_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture, added = Capture(Journal(tmp_path), StudyConfig(steady=False)), list[float]()
+    monkeypatch.setattr(capture.stop.steadiness, "add", lambda _now, _samples, seconds: added.append(seconds))
+    feeds = Feeds(capture, Patches(print))
+    training, held_out = SlowStart(), SlowStart()
+    for loader, trains in ((training, True), (held_out, False), (training, True)):
+        feed = feeds.open(Adapter(), loader, iter)
+        assert feed is not None
+        batches = iter([[[1, 2]]] * 3)
+        with pytest.raises(StopIteration):
+            while True:
+                feed.next(lambda batches=batches: next(batches))
+                if trains:
+                    capture.backward(0.001)
+    assert len(added) == 6
+
+
 def test_a_loop_of_passes_of_one_batch_is_watched_to_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ def watched_s(durations: list[float], pause_s: float = 0.0) -> float | None:
     steadiness, now = Steadiness(), 0.0
     for duration in durations:
         now += duration + pause_s
-        steadiness.add(now, 10, pause_s)
+        steadiness.add(now, 10, duration)
         if steadiness.reached(now):
             return now
     return None
@@ -65,7 +65,7 @@ def test_ranks_leave_at_the_same_step_whoever_is_ahead(
     for step in range(20_000):
         for rank, rule in enumerate(rules):
             now = step / 100 + rank / 2
-            rule.steadiness.add(now, 8, 0.0)
+            rule.steadiness.add(now, 8, 0.01)
             reason = rule.reached(now, steps=step, ranks=2, rank=rank, held=False)
             if reason and rank not in left:
                 left[rank] = step

@@ -83,6 +83,7 @@ def test_disturbed_windows_do_not_count_and_are_counted(tmp_path: Path) -> None:
     rows = [LegRow("cached", None, samples, 1.0, None, 1.0, "", None, others, 0.0) for samples, others in rates]
     quiet = [row._replace(others=0.0) for row in rows]
     for rank, windows in enumerate((quiet, rows)):  # a neighbour of one rank disturbs the window of both
-        Journal(tmp_path).write(f"legs-{rank}", {"rank": rank, "windows": windows, "why": "", "window": None, "ended_by": "steps"})
+        said = {"rank": rank, "windows": windows, "why": "", "window": None, "ended_by": "steps"}
+        Journal(tmp_path).write(f"legs-{rank}", said)
     (leg,) = legs(Journal(tmp_path))
     assert (leg.samples_per_s, leg.disturbed) == ([200, 220], 1)
