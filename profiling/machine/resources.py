@@ -134,6 +134,7 @@ class ResourceSampler(threading.Thread):
                 readings = list(self._as_rates(str(pid), now, _of_process(process)))
             except (OSError, IndexError, psutil.NoSuchProcess):  # it has ended
                 del self._processes[pid]
+                self._last = {key: last for key, last in self._last.items() if key[0] != str(pid)}
                 continue
             for name, unit, source, value in readings:
                 sums[name, unit, scope, source] = sums.get((name, unit, scope, source), 0.0) + value

@@ -189,8 +189,7 @@ class Capture:
 
     def end_pass(self, ending: Pass, *, exhausted: bool = False) -> None:
         """The iterator is exhausted, or has failed."""
-        if self.asking is ending:
-            self.asking = None
+        self.asking = None if self.asking is ending else self.asking
         self._closed(self.loop.end(ending, time.perf_counter(), exhausted=exhausted))
         if exhausted and ending.trained:  # after an error nothing may come between it and the script
             self._ask_for_refusals()
@@ -333,7 +332,7 @@ class Capture:
             self.journal.write(f"trainer-{self.pid}", self.about())
             return
         if self.watch is not None:
-            self.watch.sampler.stop()
+            self.watch.stop()
         if self.loop.any_trained:
             self._ask_for_refusals()
         if self.device is not None:
@@ -365,9 +364,10 @@ class Capture:
         """Write what was seen since the last time: by the sampler, and at exit. A row whose marks on the device have
         not passed yet waits, and those behind it."""
         with self._flushing:
-            waiting = self.device.waiting() if self.device is not None else set[int]()
             closed, rows = self.loop.closed, list[StepRow]()
-            while closed and not (self.active and id(closed[0]) in waiting):
+            count = len(closed)  # first: the marks of these are made
+            waiting = self.device.waiting() if self.device is not None else set[int]()
+            while len(rows) < count and not (self.active and id(closed[0]) in waiting):
                 rows.append(closed.popleft())
             self.journal.append(f"steps-{self.pid}", [list(vars(row).values()) for row in rows])
             if self.watch is not None:

@@ -105,6 +105,11 @@ class TrainerWatch:
         self.thread = threading.get_ident()
         self._evidence = ThreadEvidence(threading.get_native_id())
 
+    def stop(self) -> None:
+        """No look follows, and the loop's row is over: so is what was held for it."""
+        self.sampler.stop()
+        self._settle()
+
     def see_step(self, frame: FrameType | None) -> None:
         """An optimiser steps; `frame` is of whoever asked it to. What has done so before is looked at a few times a
         pass only."""

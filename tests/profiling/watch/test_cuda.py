@@ -282,6 +282,24 @@ def test_rows_whose_marks_have_not_passed_are_not_written(tmp_path: Path) -> Non
     script.end()
 
 
+def test_a_row_that_ends_while_rows_are_written_waits_for_its_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(tmp_path)
+    script.cuda.passed = False
+    waiting = script.device.waiting
+
+    def meanwhile() -> set[int]:
+        found = waiting()
+        for _ in range(3):
+            script.step(dry_ms=1.0)
+        return found
+
+    monkeypatch.setattr(script.device, "waiting", meanwhile)
+    script.capture.flush()
+    assert not script.capture.journal.rows(f"steps-{script.capture.pid}", StepRow)
+
+
 def test_of_very_many_hidden_synchronisations_the_places_are_a_sample(tmp_path: Path) -> None:
     script = Script(tmp_path)
     script.step()

@@ -345,7 +345,11 @@ def test_a_thread_that_runs_on_while_it_is_looked_at_is_not_mistaken(tmp_path: P
     loop()
     watch.write()
     (row,) = journal.rows(f"main-{os.getpid()}", TimeRow)
-    assert set(row.stages) == {"python"} and row.ticks == 2  # the third is told with the next
+    assert set(row.stages) == {"python"} and row.ticks == 2  # the third is told with the next …
+    watched.loop.row = None
+    watch.stop()  # … or as the watch ends
+    watch.write()
+    assert sum(row.ticks for row in journal.rows(f"main-{os.getpid()}", TimeRow)) == 3
 
 
 def test_what_torch_s_loader_does_to_take_a_batch_apart_is_waiting(tmp_path: Path) -> None:
