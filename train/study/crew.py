@@ -106,6 +106,7 @@ class Worker:
             words = ["--standalone", f"--nproc-per-node={self._ranks}", "-m", WORKER, *words]
             module = "torch.distributed.run"
         with self._log.open("ab") as file:
+            self._log_begins = file.tell()
             self.process = start_python(module, words, (), stderr=file)
 
     def _attempts(self) -> int:
@@ -116,8 +117,9 @@ class Worker:
         status = self.process.poll()
         if status is None or status == 0:
             return status is None
-        if status == STUDY_FAILED:
-            raise FeedlineError((self._log.read_text(errors="replace").strip().splitlines() or ["it failed"])[-1])
+        lines = self._log.read_bytes()[self._log_begins :].decode(errors="replace").splitlines()
+        if said := next((line for line in reversed(lines) if line.startswith(STUDY_FAILED)), ""):
+            raise FeedlineError(said.removeprefix(STUDY_FAILED))
         if self._attempts() == self._begun:
             raise FeedlineError(f"a worker {how_it_ended(status)} before it had begun anything: see {self._log}")
         self.start()

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from feedline.train.distributed import World
 
 LOOK_S = 0.5
-STUDY_FAILED = 2
-"""The status of a worker that says why the study cannot go on."""
+STUDY_FAILED = "feedline: "
+"""A worker's last line begins so where it says why the study cannot go on: torchrun has a status of its own."""
 
 
 class Work(Protocol):
@@ -105,7 +105,7 @@ def work_through(order: Order) -> None:
 
 
 def main(words: str) -> None:
-    """Ends with STUDY_FAILED and one line where the study cannot go on."""
+    """Ends with one line where the study cannot go on."""
     order = Order(**json.loads(words))
     if order.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order.cores)
@@ -120,8 +120,7 @@ def main(words: str) -> None:
         work_through(order)
     except (FeedlineError, OSError) as error:
         said = write_error(error, f"working on {order.study}") if isinstance(error, OSError) else error
-        sys.stderr.write(f"{said}\n")
-        sys.exit(STUDY_FAILED)
+        sys.exit(f"{STUDY_FAILED}{said}")
 
 
 def _end_with(pid: int, started: float) -> None:

@@ -104,9 +104,15 @@ def test_when_it_is_interrupted_no_worker_is_left_and_what_it_did_is_given_back(
     assert not Tasks(study).attempts()
 
 
-def test_a_study_that_cannot_go_on_says_why(carry_out: Callable[..., Tasks]) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_study_that_cannot_go_on_says_why(carry_out: Callable[..., Tasks], ranks: int) -> None:
     with pytest.raises(FeedlineError, match=r"^this study is of another machine$"):
-        carry_out(CrewConfig(), refuse=True)
+        carry_out(CrewConfig(ranks=ranks), refuse=True)
+    with pytest.raises(FeedlineError, match=r"before it had begun anything: see .*log"):
+        carry_out(CrewConfig(ranks=ranks), end=True)
+
+
+def test_a_worker_that_ends_has_its_status_told(carry_out: Callable[..., Tasks]) -> None:
     with pytest.raises(FeedlineError, match=r"status 7 before it had begun anything: see .*log"):
         carry_out(CrewConfig(), end=True)
 
