@@ -41,6 +41,7 @@ _REPLACEMENTS = 16
 _RUN_BYTES = 1 << 20
 """So much is read before the call that makes pixels of it: it is still in the processor's cache then."""
 _MOST_IN_RUN = 64
+_DECODED = 2  # of `checked`: its stored pixels were found behind its header, too
 Ready = tuple[int, bytes | DatasetError | None, Job | None]
 """A sample, its bytes (or why there are none; None: padding), and what the compiled kernel is told of it."""
 
@@ -84,7 +85,8 @@ class Filler:
     """
 
     def __init__(self, spec: FillSpec, columns: dict[str, npt.NDArray[Any]], clock: Clock) -> None:
-        """`columns`: label, shard, offset, length, crc32, and checked (a byte per sample: its CRC was right once)."""
+        """`columns`: label, shard, offset, length, crc32, and checked (a byte per sample: above 0 once its CRC was
+        right)."""
         self.spec = spec
         self.clock = clock
         self.wanted: Callable[[], bool] = lambda: True
@@ -276,7 +278,8 @@ class PixelFiller(Filler):
             return
         if isinstance(read, DatasetError):
             raise read
-        if read is None and len(out_HWC) == self.spec.stored_px and self._checked[sample]:
+        stored = len(out_HWC) == self.spec.stored_px
+        if read is None and stored and self._checked[sample] == _DECODED:
             self._copy(sample, out_HWC)
         else:
             data = self.read(sample) if read is None else read
@@ -285,6 +288,8 @@ class PixelFiller(Filler):
                 fill(data, out_HWC, sample, epoch, self.clock)
             except (ValueError, RuntimeError, OSError) as error:
                 raise DatasetError(f"it cannot be decoded: {first_line(error)}") from error
+            if stored:
+                self._checked[sample] = _DECODED
         if self._transform is not None:
             self._change(self._transform, sample, epoch, out_HWC)
 

@@ -131,6 +131,17 @@ def test_hostile_samples_amid_a_batch_are_what_they_are_alone(
             assert_same(filled(make_filler(folder, on_bad=on_bad, checksums=checksums), samples), expected)
 
 
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_raw_sample_whose_header_is_damaged_is_bad_in_each_epoch(make_split: MakeSplit, checksums: bool) -> None:
+    """Pixels are copied without their header once that was seen to be right."""
+    folder = make_split(codec="raw", px=PX)
+    spoil(folder, 4, "start")
+    filler = make_filler(folder, Augment(train=False), on_bad="skip", checksums=checksums, stored_px=PX)
+    for epoch in range(2):
+        _, labels_N, bad = filled(filler, [3, 4, 5], epoch)
+        assert (labels_N, [sample for sample, *_ in bad]) == ([3, 5], [4])
+
+
 def test_a_shard_that_is_gone_costs_its_own_samples_only(split: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(split, tmp_path / "copy")
     (folder / "train-000001.tar").unlink()
