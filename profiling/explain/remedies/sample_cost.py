@@ -1,7 +1,8 @@
 """Remedies for what a sample costs the script's own workers: their stages, a slow one, what they hand over. Pure.
 
 What the user's own code costs is predicted as if it cost nothing, the upper bound of mending it. What a library does
-for everyone (decoding, its own transforms and collate function) is predicted at half its cost, as is typical.
+for everyone (decoding, its own collate function) is predicted at half its cost, as is typical; its transforms at what
+another library was measured to leave of them (benchmarks/NOTES.md), and as an upper bound where none does better.
 """
 
 import math
@@ -31,7 +32,7 @@ from feedline.profiling.record.journal import A_FILE_EACH
 NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
 CAUSE = 0.3  # share from which the user's own code is what holds the workers up
 HALF, HALF_ERROR = 0.5, 0.15
-"""What is left of a library's cost, and the standard error of that: a quarter to three quarters."""
+"""What is left of a library's cost, and the standard error of that; of less, half of it."""
 MOVING_S_PER_BYTE = 3e-9
 """The most that collating and sending a byte costs: three passes over it at about 1 GB/s, fresh pages included."""
 FLOAT_S_PER_BYTE = 1e-9
@@ -49,6 +50,11 @@ LIBRARIES = {
 }  # fmt: skip
 """Files in which libraries have functions of these names."""
 PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
+TORCHVISIONS = {
+    "_functional_pil.py", "_functional_tensor.py", "_geometry.py", "_misc.py", "_color.py", "_type_conversion.py",
+    "Image.py", "ImageOps.py", "ImageEnhance.py", "ImageFilter.py",
+}  # fmt: skip
+"""Files in which its transforms work, Pillow's among them; albumentations has none of these names."""
 TORCHS_COLLATE = "collate.py:"
 OPENS = re.compile(r":(ZipFile\.(__init__|_RealGetContents)|TarFile\.(__init__|open|next|getmembers)|make_fid)$")
 """What reads an archive's list of members, or an HDF5 file's head."""
@@ -74,8 +80,7 @@ CURES = {
     "decode": Cure("stage", "cheaper decode", "decode smaller pictures",
                    'image.draft("RGB", (PX, PX))  # before image.convert("RGB")',
                    HALF, "crops are cut out of smaller pictures", "JPEGs much larger than what is cropped"),
-    "transform": Cure("stage", "cheaper transform", "on uint8 tensors",
-                      "from torchvision.transforms import v2 as transforms  # ToImage() first", HALF),
+    "transform": Cure("stage", "cheaper transform", "no library is known that does it in less"),
     "collate": Cure("stage", "cheaper collate", "take whole batches by a list of indices",
                     "batches = BatchSampler(RandomSampler(dataset), batch_size, drop_last=True)\n"
                     "DataLoader(dataset, sampler=batches, batch_size=None)",
@@ -95,8 +100,25 @@ MADE_ONCE = Cure("stage", "cheaper transform",
                  "images, labels = zip(*dataset)  # once\n"
                  "dataset = TensorDataset(torch.stack(images), torch.tensor(labels))",
                  0, "", "memory for all tensors, and that no transform draws anything")  # fmt: skip
-CONVERSIONS, SMALL_PX = {"totensor", "toimage", "piltotensor", "convertimagedtype", "todtype"}, 64
-"""Of pictures of 28 px ToTensor takes 23 µs, v2's ToImage and ToDtype 51; of 224 px as long (benchmarks/NOTES.md)."""
+ON_ARRAYS = "on arrays, by OpenCV"
+DIFFERS = "OpenCV's pixels differ a little"
+ALBUMENTATIONS = "albumentations (it has most of torchvision's transforms)"
+TENSORS = Cure("stage", "cheaper transform", ON_ARRAYS,
+               "albumentations.Compose([albumentations.Normalize(mean, std), albumentations.pytorch.ToTensorV2()])"
+               "  # in place of ToTensor() and Normalize(…)", 0.65, needs=ALBUMENTATIONS)  # fmt: skip
+RESIZED = Cure("stage", "cheaper transform", "on uint8 tensors",
+               "from torchvision.transforms import v2 as transforms  # ToImage() first", HALF)  # fmt: skip
+CONVERSIONS, RESIZING = {"totensor", "toimage", "piltotensor", "convertimagedtype", "todtype", "normalize"}, {
+    "resize", "resizedcrop", "randomresizedcrop",
+}  # fmt: skip
+SMALL_PX = 64  # up to which v2 takes longer for all of them
+OPENCVS = {
+    "colorjitter": ("ColorJitter", 0.15), "gaussianblur": ("GaussianBlur", 0.05), "grayscale": ("ToGray", 0.25),
+    "randomgrayscale": ("ToGray", 0.25), "randomadjustsharpness": ("Sharpen", 0.25),
+    "randomperspective": ("Perspective", 0.4), "randomequalize": ("Equalize", 0.4),
+    "randomsolarize": ("Solarize", 0.35),
+}  # fmt: skip
+"""albumentations' name, and what it leaves of Pillow's time. Not those that turn pictures or choose others."""
 MANY_TENSORS = 64
 """In a batch of torch's own collating, from which lists are taken apart."""
 
@@ -106,13 +128,36 @@ def own_transforms(at: Situation) -> dict[str, float]:
     another name, or a function of that name in a file that is no library's. A loader that tells no names (feedline's)
     has nothing but the user's own in that stage."""
     seconds, whole_s = at.measured.workers.transforms, at.measured.workers.stage_alone_s.get("transform", 0.0)
-    total_s = sum(seconds.values())
+    total_s, theirs = sum(seconds.values()), _theirs(at)
     if not total_s:
         return {"transform": whole_s} if whole_s else {}
-    places = (name.partition(" ")[2].partition(":") for name in at.measured.workers.functions)
-    theirs = {name for file, _, function in places if file and file not in LIBRARIES for name in function.split(".")}
     own = {name: s for name, s in seconds.items() if name in theirs or _plain(name) not in REPLACED}
     return {name: whole_s * s / total_s for name, s in own.items()}
+
+
+def _theirs(at: Situation) -> set[str]:
+    """Names of functions and classes that are at work in files which are no library's."""
+    places = (name.partition(" ")[2].partition(":") for name in at.measured.workers.functions)
+    return {name for file, _, function in places if file and file not in LIBRARIES for name in function.split(".")}
+
+
+def _of_transform(at: Situation, name: str) -> Cure | None:
+    """What does as torchvision's transform of that name, in less time; None where nothing was measured to."""
+    kind, small = _plain(name), (image_size(at.measured.loader) or 256) <= SMALL_PX
+    places = [name.split(" ", 1)[1] for name in at.measured.workers.functions if name.startswith("transform ")]
+    files = {place.partition(":")[0] for place in places}
+    pillows = not places or "Image.py" in files
+    if name in _theirs(at) or not (pillows or files & TORCHVISIONS or any("to_tensor" in one for one in places)):
+        return None
+    if kind in CONVERSIONS:
+        return MADE_ONCE if small else TENSORS
+    if kind in RESIZING and pillows and not small and "pillow-simd" not in at.recording.host.get("versions", {}):
+        return RESIZED
+    if kind not in OPENCVS:
+        return None
+    other, left = OPENCVS[kind]
+    line = f'albumentations.{other}(…)(image=numpy.asarray(image))["image"]  # while it is no tensor'
+    return Cure("stage", "cheaper transform", ON_ARRAYS, line, left, DIFFERS, ALBUMENTATIONS)
 
 
 def _plain(name: str) -> str:
@@ -184,16 +229,17 @@ def _cheaper(at: Situation, stage: str) -> Change:
     if stage == "collate" and apart and not at.now.workers:
         cure = ONE_ARRAY
     target, part, own = _whose(at, stage)
-    if stage == "transform" and not own and _plain(target) in CONVERSIONS and (image_size(loader) or 256) <= SMALL_PX:
-        cure = MADE_ONCE
+    if stage == "transform" and target != stage and (found := _of_transform(at, target)) is not None:
+        cure, own = found, False
     elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""  # pictures or not
     share, left = part * share_of(at, stage), 0.0 if own else cure.left
     then = _with_left(at, stage, share, left)
-    error = HALF_ERROR if left else 0.0
+    error = min(HALF_ERROR, left / 2)
     least, most = (_with_left(at, stage, share, left + off) for off in (error, -error))
     where = f" in {place}" if place and (own or elsewhere) else ""
     hint = f" ({cure.hint})" if cure.hint and not (elsewhere or (own and stage == "transform")) else ""
-    given = "half of it is typical, not measured here" if left else AT_MOST
+    typical = "half" if left == HALF else units.percent(left)
+    given = f"{typical} of it is typical, not measured here" if left else AT_MOST
     of = "a worker's busy time" if at.now.workers else "the time that batches take to make"
     why = f"it takes {units.percent(share)} of {of}{where}: {given}{hint}"
     asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
@@ -206,7 +252,7 @@ def _cheaper(at: Situation, stage: str) -> Change:
         else cure.command.replace("PX", str(asked_px)),
         changes="" if own or elsewhere else cure.changes, needs="" if own or elsewhere else cure.needs,
         extra_error=math.hypot(0.08, error_between(least, most)),
-        cause=(own or not left) and part * surely(at, stage) >= CAUSE, at_most=not left,
+        cause=(own or bool(cure.command and not left)) and part * surely(at, stage) >= CAUSE, at_most=not left,
         ceiling_times=without_handover(at) if stage == "send" else 1.0,
     )  # fmt: skip
 
