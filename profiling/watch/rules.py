@@ -10,9 +10,11 @@ to whoever called them. Cost: one dictionary look-up per frame once a place has 
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from types import CodeType, FrameType
 
 from feedline.profiling.watch.calls import UNKNOWN, called, source_line, variable
@@ -21,6 +23,7 @@ from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 DEPTH = 80  # frames looked at; deeper stacks are cut at the outside
 HERE = __file__.replace("\\", "/").rpartition("/watch/")[0] + "/"
 _OF_NO_FILE = ("<stdin", "<string", "<ipython", "<python", "<console", "<command", "<doctest")
+_MANY = 10_000  # names in a folder that is looked through for a package's metadata
 _STANDARD = os.path.dirname(os.__file__)  # noqa: PTH120  cheap: this is imported in every interpreter of a run
 
 
@@ -282,14 +285,34 @@ def is_library(file: str) -> bool:
     """Installed packages, the standard library, and what these have made, which has a name in <> for a file, as a
     script that is no file has: everything else is the user's own code."""
     made = file.startswith("<") and not file.startswith(_OF_NO_FILE)
-    return made or file.startswith(_STANDARD) or "/site-packages/" in file or "/dist-packages/" in file
+    return made or file.startswith(_STANDARD) or _installed(file) != ""
+
+
+def _installed(file: str) -> str:
+    """Its path from the folder of packages that it is installed in; "" for what is in none."""
+    found = re.search(r"/(?:site|dist)-packages/(.+)", slashed(file))
+    if found:
+        return found[1]
+    others = sys.path[1:]  # the first is the script's own, whatever lies beside it
+    targets = (folder for folder in others if folder and file.startswith(os.path.join(folder, "")))  # noqa: PTH118
+    return next((file[len(folder) :].lstrip("/") for folder in targets if _has_metadata(folder)), "")
+
+
+@lru_cache(maxsize=256)
+def _has_metadata(folder: str) -> bool:
+    """Of installed packages, as `pip install --target` leaves it."""
+    try:
+        with os.scandir(folder) as names:
+            return any(one.name.endswith(".dist-info") for one in islice(names, _MANY))
+    except OSError:
+        return False
 
 
 @lru_cache(maxsize=4096)
 def package(file: str) -> str:
     """Which installed one it is of; "" for the standard library's and for the user's own."""
-    found = re.search(r"/(?:site|dist)-packages/(\w+)", slashed(file))
-    return found[1] if found else ""
+    found = re.match(r"\w+", _installed(file))
+    return found[0] if found else ""
 
 
 def of_package(frame: FrameType | None, called: FrameType | None) -> FrameType | None:

@@ -32,6 +32,10 @@ STUDY_FAILED = "feedline: "
 """A worker's last line begins so where it says why the study cannot go on: torchrun has a status of its own."""
 
 
+class Amid(Exception):
+    """What has failed is one task, amid which this worker cannot go on: another one begins anew."""
+
+
 class Work(Protocol):
     """What a kind of study knows. Every rank has one."""
 
@@ -71,7 +75,8 @@ class Order:
 
 
 def work_through(order: Order) -> None:
-    """Raises FeedlineError or OSError for what is wrong with the study itself; a task that fails is recorded."""
+    """Raises FeedlineError or OSError for what is wrong with the study itself; a task that fails is recorded, and
+    raises Amid where other ranks are in the middle of it, or CUDA may fail at every call after it."""
     study = Path(order.study)
     work: Work = import_module(order.kind).begin(study, order.settings)
     import torch
@@ -91,15 +96,15 @@ def work_through(order: Order) -> None:
                     told = work.do(task, world, claim)
                     if claim is not None:
                         claim.finish(**told)
-            except LeaseLost:
+            except LeaseLost as error:
                 if world.world_size > 1:
-                    raise  # the other ranks are in the middle of it
+                    raise Amid from error
             except Exception as error:
                 if disk_is_full(error):
                     raise write_error(OSError(errno.ENOSPC, ""), f"working on {study}") from error
                 spoilt = torch.cuda.is_initialized() and isinstance(error, RuntimeError)
                 if world.world_size > 1 or (spoilt and order.at_most is None):
-                    raise  # the other ranks are in the middle of it; after such an error CUDA may fail at every call
+                    raise Amid from error
                 if not isinstance(error, FeedlineError):  # its record has one line of it, the log the rest
                     traceback.print_exc()
 
@@ -116,8 +121,12 @@ def main(words: str) -> None:
             os.environ.pop(name, None)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     threading.Thread(target=_end_with, args=order.starter, daemon=True).start()
+    from feedline.train.distributed import RankLost
+
     try:
         work_through(order)
+    except RankLost:  # the other one says why
+        raise
     except (FeedlineError, OSError) as error:
         said = write_error(error, f"working on {order.study}") if isinstance(error, OSError) else error
         sys.exit(f"{STUDY_FAILED}{said}")

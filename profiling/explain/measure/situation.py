@@ -313,10 +313,10 @@ class Situation:
         found_s = by_clock * clock_s + (1.0 - by_clock) * looks_s
         return min(self.computed_s, max(0.5 * self.computed_s, found_s)), clock_error_s * by_clock**0.5
 
-    def with_workers(self, count: int) -> Throughput:
-        """The script's own loader with other workers. What a sample costs in a worker process, sending it included,
-        is known from the loader-only leg with that many: at most all cores' time at its rate, for starting processes
-        is in its clocks. That storage keeps more of them waiting, from what it gave to more reads at once."""
+    def with_workers(self, count: int, left: float = 1.0) -> Throughput:
+        """The script's own loader with other workers, and so much left of a sample's cost. What that is with sending is
+        known from the loader-only leg with that many: at most all cores' time at its rate, for starting processes is
+        in its clocks. That storage keeps more of them waiting, from what it gave to more reads at once."""
         legs = [leg for leg in self.recording.legs if leg.name == "loader_only" and leg.num_workers == count]
         alone = self.measured.rates.loader_only.get(count)
         most_s = self.now.cores / alone.value if alone else math.inf
@@ -324,15 +324,15 @@ class Situation:
         storage, ranks = self.measured.storage, self.now.ranks
         waited_s = storage.blocked_with(ranks * max(1, count)) - storage.blocked_s
         worker_s = max(0.0, self.now.worker_s + waited_s)
-        then = replace(self.now, workers=count, worker_cpu_s=cpu_s, worker_s=worker_s)
-        return self.sending(then) if count else then
+        return self.sending(replace(self.now, workers=count, worker_cpu_s=left * cpu_s, worker_s=left * worker_s))
 
     def sending(self, then: Throughput) -> Throughput:
         """With what it costs to take batches from workers (`Throughput.sent`), where none does that yet."""
         loader, kind = self.measured.loader, self.measured.storage.kind
-        if loader is None or not kind.sends or self.now.workers:
+        if loader is None or not kind.sends or self.now.workers or not then.workers:
             return then
-        return then.sent(loader.batch_tensors or 0, loader.batch_bytes or 0, self.batch_samples)
+        takes = self.measured.machine.on_cpu or not loader.pin_memory  # else torch's pinning thread does
+        return then.sent(takes * (loader.batch_tensors or 0), takes * (loader.batch_bytes or 0), self.batch_samples)
 
     def kept_start_s(self, worker_s: float) -> float:
         """What an epoch begins with when workers live on: one of them prepares the first batch, the others wait."""

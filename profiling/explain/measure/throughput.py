@@ -60,20 +60,21 @@ class Throughput:
         return self.step_s + self.handover_s + self.own_part_s + self.restart_s
 
     def first_batch_s(self, batch_samples: float) -> float:
-        """Seconds of an epoch beside its steps where workers live on: one of them makes the first batch. Where they
-        set the pace, what the others make meanwhile makes up for it: n batches, of b seconds by w workers, and their
-        steps of s take max(b + n s, n b / w + s)."""
+        """Seconds of an epoch beside its steps where workers live on: one of them makes the first batch. Where data
+        sets the pace, what the others make meanwhile makes up for it: n batches, each made in b seconds and ready
+        every p, and their steps of s take max(b + n s, n p + s)."""
         made_s, step_s = self.worker_s * batch_samples, self.busy_s * batch_samples
+        of_data = min(limit for name, limit in self.limits().items() if name != "compute")
         batches = (self.epoch_samples or math.inf) / (self.ranks * batch_samples)
-        behind_s = max(0.0, made_s / max(1, self.workers) - step_s)
+        behind_s = max(0.0, self.ranks * batch_samples / of_data - step_s)
         return max(made_s - batches * behind_s if behind_s else made_s, min(made_s, step_s))
 
     def sent(self, tensors: int, size_bytes: int, samples: float) -> "Throughput":
         """With what it costs to take from workers what the trainer made itself: each batch of so many samples, tensor
-        by tensor and page by page, and an epoch's first, for which it waits."""
+        by tensor and page by page, and an epoch's first, for which it waits behind what began one before."""
         sent_s = (tensors * TENSOR_S + size_bytes * SHARED_S) / samples
         then = replace(self, handover_s=self.handover_s + sent_s, trainer_cpu_s=self.trainer_cpu_s + sent_s)
-        return replace(then, epoch_start_s=max(then.epoch_start_s, then.first_batch_s(samples)))
+        return replace(then, epoch_start_s=then.epoch_start_s + then.first_batch_s(samples))
 
     def limits(self, data_factor: float = 1.0) -> dict[str, float]:
         """samples/s of all ranks that each resource allows, all but the model so many times as much; what costs

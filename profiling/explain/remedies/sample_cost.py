@@ -55,6 +55,8 @@ TORCHVISIONS = {
     "Image.py", "ImageOps.py", "ImageEnhance.py", "ImageFilter.py",
 }  # fmt: skip
 """Files in which its transforms work, Pillow's among them; albumentations has none of these names."""
+TO_ARRAY = ("Image.py:Image.tobytes", "Image.py:Image.__array_interface__")  # whoever asks for a picture's
+OF_ARRAYS = {"transforms_interface.py", "composition.py", "functions.py"}  # albumentations' and albucore's
 TORCHS_COLLATE = "collate.py:"
 OPENS = re.compile(r":(ZipFile\.(__init__|_RealGetContents)|TarFile\.(__init__|open|next|getmembers)|make_fid)$")
 """What reads an archive's list of members, or an HDF5 file's head."""
@@ -108,17 +110,17 @@ TENSORS = Cure("stage", "cheaper transform", ON_ARRAYS,
                "  # in place of ToTensor() and Normalize(…)", 0.65, needs=ALBUMENTATIONS)  # fmt: skip
 RESIZED = Cure("stage", "cheaper transform", "on uint8 tensors",
                "from torchvision.transforms import v2 as transforms  # ToImage() first", HALF)  # fmt: skip
-CONVERSIONS, RESIZING = {"totensor", "toimage", "piltotensor", "convertimagedtype", "todtype", "normalize"}, {
-    "resize", "resizedcrop", "randomresizedcrop",
-}  # fmt: skip
+TO_FLOATS, TO_BYTES = {"totensor", "convertimagedtype", "todtype", "normalize"}, {"toimage", "piltotensor"}
+RESIZING = {"resize", "resizedcrop", "randomresizedcrop"}
 SMALL_PX = 64  # up to which v2 takes longer for all of them
 OPENCVS = {
-    "colorjitter": ("ColorJitter", 0.15), "gaussianblur": ("GaussianBlur", 0.05), "grayscale": ("ToGray", 0.25),
-    "randomgrayscale": ("ToGray", 0.25), "randomadjustsharpness": ("Sharpen", 0.25),
-    "randomperspective": ("Perspective", 0.4), "randomequalize": ("Equalize", 0.4),
-    "randomsolarize": ("Solarize", 0.35),
+    "colorjitter": ("ColorJitter", 0.15, 0.35), "gaussianblur": ("GaussianBlur", 0.05, 0.1),
+    "grayscale": ("ToGray", 0.25, 0.35), "randomgrayscale": ("ToGray", 0.25, 0.35),
+    "randomadjustsharpness": ("Sharpen", 0.25, 0.65), "randomperspective": ("Perspective", 0.4, 0.4),
+    "randomequalize": ("Equalize", 0.6, 0.25), "randomsolarize": ("Solarize", 0.35, 0.35),
 }  # fmt: skip
-"""albumentations' name, and what it leaves of Pillow's time. Not those that turn pictures or choose others."""
+"""albumentations' name, and what it leaves of Pillow's time: of large pictures, of small ones. Not those that turn
+pictures or choose others."""
 MANY_TENSORS = 64
 """In a batch of torch's own collating, from which lists are taken apart."""
 
@@ -144,20 +146,21 @@ def _theirs(at: Situation) -> set[str]:
 def _of_transform(at: Situation, name: str) -> Cure | None:
     """What does as torchvision's transform of that name, in less time; None where nothing was measured to."""
     kind, small = _plain(name), (image_size(at.measured.loader) or 256) <= SMALL_PX
-    places = [name.split(" ", 1)[1] for name in at.measured.workers.functions if name.startswith("transform ")]
-    files = {place.partition(":")[0] for place in places}
-    pillows = not places or "Image.py" in files
-    if name in _theirs(at) or not (pillows or files & TORCHVISIONS or any("to_tensor" in one for one in places)):
+    places = {one.split(" ", 1)[1] for one in at.measured.workers.functions if one.startswith("transform ")}
+    files = {place.partition(":")[0] for place in places if not place.startswith(TO_ARRAY)}
+    torchs = not places or bool(files & TORCHVISIONS) or any("to_tensor" in place for place in places)
+    if not torchs or files & OF_ARRAYS or name in _theirs(at):
         return None
-    if kind in CONVERSIONS:
+    if kind in TO_FLOATS or (kind in TO_BYTES and small):
         return MADE_ONCE if small else TENSORS
+    pillows = not places or any(place.startswith("Image.py:Image.resize") for place in places)
     if kind in RESIZING and pillows and not small and "pillow-simd" not in at.recording.host.get("versions", {}):
         return RESIZED
     if kind not in OPENCVS:
         return None
-    other, left = OPENCVS[kind]
+    other, *left = OPENCVS[kind]
     line = f'albumentations.{other}(…)(image=numpy.asarray(image))["image"]  # while it is no tensor'
-    return Cure("stage", "cheaper transform", ON_ARRAYS, line, left, DIFFERS, ALBUMENTATIONS)
+    return Cure("stage", "cheaper transform", ON_ARRAYS, line, left[small], DIFFERS, ALBUMENTATIONS)
 
 
 def _plain(name: str) -> str:
@@ -239,7 +242,7 @@ def _cheaper(at: Situation, stage: str) -> Change:
     where = f" in {place}" if place and (own or elsewhere) else ""
     hint = f" ({cure.hint})" if cure.hint and not (elsewhere or (own and stage == "transform")) else ""
     typical = "half" if left == HALF else units.percent(left)
-    given = f"{typical} of it is typical, not measured here" if left else AT_MOST
+    given = f"{typical} of it is left, as is typical; not measured here" if left else AT_MOST
     of = "a worker's busy time" if at.now.workers else "the time that batches take to make"
     why = f"it takes {units.percent(share)} of {of}{where}: {given}{hint}"
     asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
@@ -248,7 +251,7 @@ def _cheaper(at: Situation, stage: str) -> Change:
         family=cure.family, remedy=f"{cure.name}{named}", target=target,
         then=then, effort=Effort.CODE, why=NO_WAIT if at.hardly_waits else why,
         command=lines_of(at.recording, _callable(at, stage, target))
-        if elsewhere or (own and cure is not CURES["lock"])
+        if elsewhere or (own and cure is not CURES["lock"]) or not cure.command
         else cure.command.replace("PX", str(asked_px)),
         changes="" if own or elsewhere else cure.changes, needs="" if own or elsewhere else cure.needs,
         extra_error=math.hypot(0.08, error_between(least, most)),

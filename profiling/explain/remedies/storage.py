@@ -41,19 +41,19 @@ def prepared(at: Situation) -> Iterable[Change]:
         if own_already or (trial.size_px or crop_px) < crop_px:
             continue
         for count in sorted({usual, *at.workers}):
-            then = _with_trial(at, at.with_workers(count), trial, as_is.get(trial.loader))
+            then = _with_trial(at, count, trial, as_is.get(trial.loader))
             if then is not None:
                 yield _prepared(at, loader, trial, replace(then, storage_samples_per_s=_from_storage(at, trial)))
 
 
-def _with_trial(at: Situation, now: Throughput, trial: Trial, as_is: Trial | None) -> Throughput | None:
+def _with_trial(at: Situation, workers: int, trial: Trial, as_is: Trial | None) -> Throughput | None:
     """The model with the costs of prepared samples.
 
     feedline's loader: the trial's own cost and that of the user's code, nothing to serialise or unpickle, and the
     model computes on its batches. The script's own loader: its reading, decoding and transforming shrink by the ratio
     of the trial to the same trial on the samples as they are.
     """
-    cost_s = trial.load_cpu_s_per_sample
+    cost_s, now = trial.load_cpu_s_per_sample, at.with_workers(workers)
     if cost_s is None:
         return None
     if trial.loader == "feedline":
@@ -71,7 +71,7 @@ def _with_trial(at: Situation, now: Throughput, trial: Trial, as_is: Trial | Non
     shrinking_s = sum(stages.get(name, 0.0) for name in STAGES if STAGES[name].shrinks) or now.worker_s
     share = min(1.0, shrinking_s / now.worker_s) if now.worker_s else 1.0
     scale = 1.0 - share + share * (cost_s / as_is.load_cpu_s_per_sample)
-    return replace(now, worker_s=now.worker_s * scale, worker_cpu_s=now.worker_cpu_s * scale)
+    return at.with_workers(workers, scale)
 
 
 def _on_gpu(at: Situation) -> bool:

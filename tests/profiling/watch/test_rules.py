@@ -14,7 +14,7 @@ import pytest
 
 from feedline.profiling.record.stages import STAGES
 from feedline.profiling.watch.calls import source_line
-from feedline.profiling.watch.rules import WORKER, Place, classify, line_of, place_name
+from feedline.profiling.watch.rules import WORKER, Place, classify, is_library, line_of, package, place_name
 from tests.profiling.stacks import Looking, caught, jpeg, running, seen, users_module
 
 PIL_Image = pytest.importorskip("PIL.Image")
@@ -179,6 +179,20 @@ def test_a_dataset_that_calls_a_transform_is_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torchvision.transforms.functional.F_pil._is_pil_image", look)
     _ = datasets.FakeData(1, (3, 8, 8), transform=transforms.ToTensor())[0]
     assert (found[-1].stage, found[-1].transform) == ("transform", "ToTensor")
+
+
+def test_what_is_installed_in_a_folder_of_its_own_is_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install --target`, as clusters have it on PYTHONPATH."""
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    (theirs / "pillow-12.1.1.dist-info").mkdir(parents=True)
+    for folder in (theirs, mine):
+        monkeypatch.syspath_prepend(folder)
+        (folder / "PIL").mkdir(parents=True)
+    names = [str(folder / "PIL" / "ImageFile.py") for folder in (theirs, mine)]
+    assert [is_library(name) for name in names] == [True, False]
+    assert [package(name) for name in names] == ["PIL", ""]
 
 
 def test_a_filter_of_the_scripts_is_not_the_library_s_that_calls_it() -> None:

@@ -33,12 +33,16 @@ class Work:
             os._exit(7)
 
     def tasks(self):
+        if self.settings.get("over"):
+            raise FeedlineError("the first tasks have all failed")
         return [Task(number=number, name=f"task-{number}") for number in range(5)]
 
     def do(self, task, world, claim):
         if self.settings.get("whole"):
             import torch
 
+            if task.number == 1 and self.settings.get("fails"):
+                raise FeedlineError("there is not enough memory")
             return {"state": "complete", "sum": int(world.sum(torch.ones(1)))}
         if task.number == 1 and not (self.study / "killed").exists():
             (self.study / "killed").touch()
@@ -86,6 +90,23 @@ def test_a_killed_worker_loses_its_task_only_and_a_task_that_fails_does_not_end_
 def test_a_task_may_have_several_ranks(carry_out: Callable[..., Tasks]) -> None:
     rows = carry_out(CrewConfig(ranks=2), whole=True).told(5)
     assert [(row["state"], row["sum"], row["attempts"]) for row in rows] == [("complete", 2, 1)] * 5
+
+
+@pytest.mark.slow
+def test_a_task_of_several_ranks_that_fails_is_tried_again_and_does_not_end_the_study(
+    carry_out: Callable[..., Tasks],
+) -> None:
+    rows = carry_out(CrewConfig(ranks=2), whole=True, fails=True).told(5)
+    assert [(row["state"], row["attempts"]) for row in rows] == [
+        ("complete", 1), ("failed", 2), *[("complete", 1)] * 3,
+    ]  # fmt: skip
+    assert "not enough memory" in rows[1]["error"]
+
+
+@pytest.mark.slow
+def test_what_one_rank_alone_has_heard_of_the_study_is_said(carry_out: Callable[..., Tasks]) -> None:
+    with pytest.raises(FeedlineError, match=r"^the first tasks have all failed$"):
+        carry_out(CrewConfig(ranks=2), over=True)
 
 
 @pytest.mark.slow

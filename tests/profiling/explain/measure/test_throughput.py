@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.profiling.explain.measure.situation import measure, situation
-from feedline.profiling.explain.measure.throughput import Throughput, soft_minimum
+from feedline.profiling.explain.measure.throughput import SHARED_S, TENSOR_S, Throughput, soft_minimum
 from tests.profiling.recordings import made
 
 costs = st.floats(1e-6, 0.1)
@@ -126,3 +126,25 @@ def test_a_batch_from_a_worker_has_fresh_pages() -> None:
     assert 64 * sent.busy_s == pytest.approx(44e-3, rel=0.03)
     assert sent.over_epochs(sent.rate()) == pytest.approx(1155, rel=0.06)
     assert own.sent(0, 0, 64).busy_s == own.busy_s
+
+
+def test_where_cores_set_the_pace_an_epochs_first_batch_is_no_time_beside_it() -> None:
+    """Model and four workers share four cores: 0.15 s a batch, all making included."""
+    model = Throughput(workers=4, step_s=0.1, worker_s=0.2, worker_cpu_s=0.2, trainer_cpu_s=0.4, cores=4,
+                       epoch_samples=8)  # fmt: skip
+    assert model.binding() == "cores"
+    assert model.first_batch_s(1) == pytest.approx(0.1)
+    assert replace(model, cores=64).first_batch_s(1) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("device", "pin"), [("cpu", False), ("cpu", True), ("cuda:0", False), ("cuda:0", True)])
+def test_who_takes_batches_from_workers(device: str, pin: bool) -> None:
+    """torch's pinning thread, where one has a device to pin for; an epoch's first batch is waited for anyway."""
+    seen = made(workers=0, device=device, stages={"decode": 0.0005})
+    loader = replace(seen.loaders[0], pin_memory=pin, batch_tensors=2, batch_bytes=40_000_000)
+    at = situation(measure(replace(seen, loaders=[loader])))
+    assert at is not None
+    then, cheaper = at.with_workers(2), at.with_workers(2, left=0.25)
+    taken_s = 0.0 if pin and device == "cuda:0" else 2 * TENSOR_S + 40_000_000 * SHARED_S
+    assert 32 * (then.handover_s - at.now.handover_s) == pytest.approx(taken_s)
+    assert (then.epoch_start_s, cheaper.epoch_start_s) == (pytest.approx(32 * 0.0005), pytest.approx(8 * 0.0005))

@@ -150,22 +150,41 @@ def test_lists_that_torch_takes_apart_are_to_be_one_array() -> None:
     assert many[0] == collating["many"], "workers would send each tensor on its own"
 
 
+PILLOWS = ["Image.py:Image.resize", "Image.py:Image.tobytes"]
+
+
 @pytest.mark.parametrize(
     ("name", "px", "places", "says", "gain"),
     [
         ("ToTensor", 28, ["functional.py:to_tensor"], "TensorDataset", 3.0),
         ("ToTensor", 64, ["functional.py:to_tensor"], "TensorDataset", 3.0),
         ("ToTensor", 224, ["functional.py:to_tensor"], "ToTensorV2", 1.3),
+        ("PILToTensor", 224, ["functional.py:pil_to_tensor"], "--lines-of PILToTensor", 3.0),  # as uint8 asks for
         ("Normalize", 224, ["_functional_tensor.py:normalize"], "ToTensorV2", 1.3),
-        ("Normalize", 224, ["functions.py:normalize"], "", 3.0),  # albumentations' own
-        ("RandomResizedCrop", 224, ["Image.py:Image.resize"], "v2 as", 1.5),
-        ("RandomResizedCrop", 224, ["_geometry.py:resize_image"], "", 3.0),  # v2's, of tensors
-        ("RandomResizedCrop", 32, ["Image.py:Image.resize"], "", 3.0),
+        (
+            "Normalize",
+            224,
+            ["functions.py:normalize", "Image.py:Image.tobytes"],
+            "--lines-of",
+            3.0,
+        ),
+        ("RandomResizedCrop", 224, PILLOWS, "v2 as", 1.5),
+        (
+            "RandomResizedCrop",
+            224,
+            ["_geometry.py:resize_image", "Image.py:Image.tobytes"],
+            "--lines-of",
+            3.0,
+        ),
+        ("RandomResizedCrop", 224, ["functional.py:resize", "Image.py:Image.tobytes"], "--lines-of", 3.0),
+        ("RandomResizedCrop", 32, PILLOWS, "--lines-of", 3.0),
         ("ColorJitter", 224, ["ImageEnhance.py:_Enhance.enhance"], "albumentations.ColorJitter", 2.5),
+        ("ColorJitter", 32, ["ImageEnhance.py:_Enhance.enhance"], "albumentations.ColorJitter", 1.8),
         ("ColorJitter", 224, ["photos.py:ColorJitter.forward"], "--lines-of ColorJitter.forward", 3.0),  # its own
-        ("GaussianBlur", 32, ["_functional_tensor.py:gaussian_blur"], "albumentations.GaussianBlur", 2.9),
+        ("ColorJitter", 224, ["functions.py:add", "Image.py:Image.tobytes"], "--lines-of", 3.0),
+        ("GaussianBlur", 224, ["_functional_tensor.py:gaussian_blur"], "albumentations.GaussianBlur", 2.9),
         ("RandAugment", 224, ["Image.py:Image.transform"], "--lines-of RandAugment", 3.0),
-        ("RandomHorizontalFlip", 224, ["Image.py:Image.transpose"], "", 3.0),
+        ("RandomHorizontalFlip", 224, ["Image.py:Image.transpose"], "--lines-of RandomHorizontalFlip", 3.0),
     ],
 )
 def test_of_a_librarys_transform_another_one_leaves_what_was_measured(
@@ -177,7 +196,7 @@ def test_of_a_librarys_transform_another_one_leaves_what_was_measured(
     functions = {f"transform {place}": 1.0 for place in places}
     (found,) = [one for one in found_in(seen, transforms={name: 1.0}, functions=functions) if one.family == "stage"]
     assert found.remedy == f"cheaper transform {name}"
-    assert (says in found.command) if says else not found.command
+    assert says in found.command
     assert found.gain == pytest.approx(gain, rel=0.2)
     assert found.at_most == (gain == 3.0)
 
@@ -186,4 +205,4 @@ def test_the_faster_pillow_resizes_in_less_than_tensors_take() -> None:
     seen = made(wait_s=0.06, compute_s=0.03, workers=0, stages={"transform": 0.0018})
     seen = replace(seen, host={**seen.host, "versions": {"pillow-simd": "12.1.1.post0"}})
     (found,) = [one for one in found_in(seen, transforms={"Resize": 1.0}) if one.family == "stage"]
-    assert (found.command, found.at_most) == ("", True)
+    assert ("v2" in found.command, found.at_most) == (False, True)

@@ -164,9 +164,9 @@ def test_what_was_measured_is_kept_and_the_reason_is_said(work: Path, name: str)
 
 
 def test_what_came_first_ended_the_steps_also_where_the_script_ends_in_a_window(work: Path) -> None:
-    argv = script(work, "for batch in DataLoader(data, batch_size=8):\n    step(batch)\n    if steps == 60: break\n")
+    argv = script(work, "for batch in DataLoader(data, batch_size=8):\n    step(batch)\n    if steps == 25: break\n")
     found = seen(argv, steps=5000, seconds=0.03, window_s=0.03, rounds=4)
-    assert (found.script.ended_by, len(found.steps) < 60) == ("seconds", True)
+    assert (found.script.ended_by, len(found.steps) < 25) == ("seconds", True)
     assert any("the script left its training loop" in note for note in found.notes)
 
 
