@@ -314,7 +314,7 @@ class Situation:
         return min(self.computed_s, max(0.5 * self.computed_s, found_s)), clock_error_s * by_clock**0.5
 
     def with_workers(self, count: int, left: float = 1.0) -> Throughput:
-        """The script's own loader with other workers, and so much left of a sample's cost. What that is, and sending, is
+        """The script's own loader with other workers, and so much left of a sample's cost. With sending that is
         known from the loader-only leg with that many: at most all cores' time at its rate, for starting processes is
         in its clocks. That storage keeps more of them waiting, from what it gave to more reads at once."""
         legs = [leg for leg in self.recording.legs if leg.name == "loader_only" and leg.num_workers == count]
