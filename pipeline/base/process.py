@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 KEPT_BYTES = 1 << 30
+OLD_MOST_BYTES = 32 << 20  # the most that older glibcs (before 2.36, or earlier) take for blocks of their own
 ENVIRONMENT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 _PR_SET_PDEATHSIG = 1
 MOST_OPEN_FILES = 65_536
@@ -254,4 +255,5 @@ def keep_freed_memory(most_bytes: int = KEPT_BYTES) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # musl has none
         return False
-    return bool(mallopt(M_TRIM_THRESHOLD, most_bytes) and mallopt(M_MMAP_THRESHOLD, most_bytes))
+    mapped = (most_bytes, min(most_bytes, OLD_MOST_BYTES))
+    return bool(mallopt(M_TRIM_THRESHOLD, most_bytes)) and any(mallopt(M_MMAP_THRESHOLD, most) for most in mapped)

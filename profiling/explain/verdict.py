@@ -30,9 +30,11 @@ class Diagnosis:
 
     @property
     def first(self) -> Prediction | None:
-        """The first thing to do: what helps; for a loop that waits for data else what may mend that, short of
-        hardware. None where there is none, or the bound cannot be told."""
-        best = self.predictions[0] if self.predictions and self.bound else None
+        """The first thing to do: what helps, and that with a line to write or to type where there is one; for a loop
+        that waits for data else what may mend that, short of hardware. None where there is none, or the bound cannot
+        be told."""
+        ordered = sorted(self.predictions, key=lambda one: not (one.helps and one.command))
+        best = ordered[0] if ordered and self.bound else None
         if best is None or best.helps:
             return best
         tried = self.bound == "data" and best.in_doubt and best.of_data and best.effort < Effort.HARDWARE

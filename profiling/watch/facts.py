@@ -16,6 +16,7 @@ from feedline.profiling.record.journal import Compute
 
 T = TypeVar("T")
 MOST_SAMPLES = 10**12
+PATCH = 8  # side of a model's only kernel of pictures, from which it is taken to cut them into patches
 NODES = 32  # of torchdata's behind each other are looked at
 
 
@@ -219,6 +220,8 @@ class Facts(Compute):
             if str(getattr(weights[0], "dtype", "")) in ("torch.bfloat16", "torch.float16"):
                 self.autocast = True  # it computes in that anyway
             kernels = [one for one in weights if getattr(one, "ndim", 0) == 4 and one.shape[1] > 1][:16]
+            if len(kernels) == 1 and kernels[0].shape[-1] >= PATCH:
+                kernels = []
             layout = getattr(sys.modules.get("torch"), "channels_last", None)
             apart = (one.is_contiguous(memory_format=layout) and not one.is_contiguous() for one in kernels)
             self.channels_last = quietly(lambda: any(apart)) if kernels else None

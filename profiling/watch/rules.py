@@ -293,14 +293,18 @@ def _installed(file: str) -> str:
     found = re.search(r"/(?:site|dist)-packages/(.+)", slashed(file))
     if found:
         return found[1]
-    others = sys.path[1:]  # the first is the script's own, whatever lies beside it
-    targets = (folder for folder in others if folder and file.startswith(os.path.join(folder, "")))  # noqa: PTH118
-    return next((file[len(folder) :].lstrip("/") for folder in targets if _has_metadata(folder)), "")
+    folders = (os.path.join(one, "") for one in sys.path if one)  # noqa: PTH118
+    folder = max((one for one in folders if file.startswith(one)), key=len, default="")
+    return file[len(folder) :] if folder and _has_packages(folder) else ""
 
 
 @lru_cache(maxsize=256)
-def _has_metadata(folder: str) -> bool:
-    """Of installed packages, as `pip install --target` leaves it."""
+def _has_packages(folder: str) -> bool:
+    """Whether `pip install --target` has put some there, and the script is none of what lies there."""
+    main = sys.modules.get("__mp_main__") or sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if (os.path.abspath(file) if file else os.path.join(os.getcwd(), "")).startswith(folder):  # noqa: PTH100,PTH109,PTH118
+        return False
     try:
         with os.scandir(folder) as names:
             return any(one.name.endswith(".dist-info") for one in islice(names, _MANY))

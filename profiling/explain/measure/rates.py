@@ -207,7 +207,7 @@ def _epoch(recording: Recording, steps: Sequence[Step]) -> tuple[float, float, f
     if not starts or not whole or not steps:
         return 0.0, 0.0, None
     beside_s = statistics.fmean(starts) + statistics.fmean(epoch.end_s or 0.0 for epoch in whole)
-    usual_s = statistics.fmean(waited_s(step) for step in steps)
+    usual_s = statistics.fmean(step.wait_s for step in steps)  # of the host, as the starts are
     ranks = len({epoch.rank for epoch in whole})
     samples = statistics.fmean(epoch.samples for epoch in whole) * ranks
     error = spread_error(starts) if len(starts) > 1 else SEEN_ONCE

@@ -331,8 +331,8 @@ class Situation:
         loader, kind = self.measured.loader, self.measured.storage.kind
         if loader is None or not kind.sends or self.now.workers or not then.workers:
             return then
-        takes = self.measured.machine.on_cpu or not loader.pin_memory  # else torch's pinning thread does
-        return then.sent(takes * (loader.batch_tensors or 0), takes * (loader.batch_bytes or 0), self.batch_samples)
+        pinned = bool(loader.pin_memory) and not self.measured.machine.on_cpu
+        return then.sent(loader.batch_tensors or 0, loader.batch_bytes or 0, self.batch_samples, pinned=pinned)
 
     def kept_start_s(self, worker_s: float) -> float:
         """What an epoch begins with when workers live on: one of them prepares the first batch, the others wait."""

@@ -69,11 +69,13 @@ class Throughput:
         behind_s = max(0.0, self.ranks * batch_samples / of_data - step_s)
         return max(made_s - batches * behind_s if behind_s else made_s, min(made_s, step_s))
 
-    def sent(self, tensors: int, size_bytes: int, samples: float) -> "Throughput":
+    def sent(self, tensors: int, size_bytes: int, samples: float, *, pinned: bool = False) -> "Throughput":
         """With what it costs to take from workers what the trainer made itself: each batch of so many samples, tensor
-        by tensor and page by page, and an epoch's first, for which it waits behind what began one before."""
+        by tensor and page by page, and an epoch's first, for which it waits behind what began one before. `pinned`:
+        a thread of its own takes them."""
         sent_s = (tensors * TENSOR_S + size_bytes * SHARED_S) / samples
-        then = replace(self, handover_s=self.handover_s + sent_s, trainer_cpu_s=self.trainer_cpu_s + sent_s)
+        handover_s = self.handover_s + (0.0 if pinned else sent_s)
+        then = replace(self, handover_s=handover_s, trainer_cpu_s=self.trainer_cpu_s + sent_s)
         return replace(then, epoch_start_s=then.epoch_start_s + then.first_batch_s(samples))
 
     def limits(self, data_factor: float = 1.0) -> dict[str, float]:

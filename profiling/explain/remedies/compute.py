@@ -5,6 +5,7 @@ with the range published for such changes as the interval, and the prediction sa
 """
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ from feedline.profiling.explain.remedies.remedy import (
 from feedline.profiling.record import units
 
 PINNED_SPEEDUP = 2.0  # pageable to pinned copies: 1.5 to 3 times on PCIe; they then also overlap the step
-TYPICAL = "as is typical of a convolutional network; not measured here"
+TYPICAL = "as is typical{}; not measured here"
 ONE_EACH = 1.1  # synchronisations a step, up to which they are one at its end
 HALF = "that half of it could overlap is assumed"
 SOME = 0.05  # share of the script's own Python, for sure, from which it is worth a word
@@ -40,7 +41,6 @@ NEEDS = {
     "layout": "reshape or flatten where the model or the loop says view",
     "autocast": "a GPU with bfloat16 (Ampere or later); else float16 and a GradScaler",
 }
-KEEP_MEMORY = "MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=1073741824"
 
 
 def pinned(at: Situation) -> Iterable[Change]:
@@ -135,6 +135,7 @@ def faster_model(at: Situation) -> Iterable[Change]:
     if on_gpu and not compute.autocast:
         in_layout = not ways  # else kernels of bfloat16 turn the pictures first: MobileNetV2 on an H200 lost a tenth
         ways.append(("autocast", "autocast bf16", AUTOCAST, 1.5 if in_layout else 1.15, 0.25, False))
+    typical = TYPICAL.format(" of a convolutional network" if compute.channels_last is not None else "")
     layout_first = len(ways) == 2 and (gain is None or gain.value > 1.0)
     for family, name, command, times, error, measured in ways:
         limit, then = at.now.binding(), at.now
@@ -144,7 +145,7 @@ def faster_model(at: Situation) -> Iterable[Change]:
             part = 1.0 if measured or shares.data == 1.0 else shares.compute / (1.0 - shares.data)
             left = 1.0 - part * (1.0 - waiting_beside(at)) * (1.0 - 1.0 / times)
             then = replace(at.now, step_s=at.now.step_s * left, trainer_cpu_s=at.now.trainer_cpu_s * left)
-            why = f"{units.times(times)} the compute rate, {'measured on cached batches' if measured else TYPICAL}"
+            why = f"{units.times(times)} the compute rate, {'measured on cached batches' if measured else typical}"
         yield Change(
             family=family, remedy=name, then=then, effort=Effort.CODE, why=why, command=command, cost="two lines",
             extra_error=error, measured=measured,
@@ -167,10 +168,17 @@ def kept_memory(at: Situation) -> Iterable[Change]:
     yield Change(
         family="memory", remedy="freed memory kept", then=then, effort=Effort.SETTING, why=why, measured=True,
         extra_error=trainer.kept_gain.error,
-        command=f"export {KEEP_MEMORY}\n{script_command(at.recording)}", cost="two variables of the environment",
+        command=f"export {_keep_memory(at)}\n{script_command(at.recording)}", cost="two variables of the environment",
         needs="memory: the process stays as large as its largest step", settings={"keep_freed_memory": True},
         ceiling_times=math.inf,
     )  # fmt: skip
+
+
+def _keep_memory(at: Situation) -> str:
+    """What malloc takes: glibc before 2.36 may refuse more than 32 MiB, and keeps nothing then."""
+    glibc = re.search(r"glibc(\d+)\.(\d+)", str(at.recording.host.get("system", "")))
+    most = 1 << 30 if glibc is None or (int(glibc[1]), int(glibc[2])) >= (2, 36) else 32 << 20
+    return f"MALLOC_TRIM_THRESHOLD_={1 << 30} MALLOC_MMAP_THRESHOLD_={most}"
 
 
 def more_gpus(at: Situation) -> Iterable[Change]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import BUSY_STAGES, busiest
-from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, idle_workers, share_of, surely
+from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, idle_workers, iterates, share_of, surely
 from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
     Change,
@@ -46,7 +46,8 @@ REPLACED = {
 """Transforms that feedline's loader does itself, lower case and without _: all others are the user's own."""
 LIBRARIES = {
     "functional.py", "_functional_pil.py", "_functional_tensor.py", "transforms.py", "_transform.py", "_geometry.py",
-    "_misc.py", "_color.py", "_type_conversion.py", "_deprecated.py", "Image.py", "ImageOps.py",
+    "_misc.py", "_color.py", "_type_conversion.py", "_deprecated.py", "autoaugment.py", "_auto_augment.py",
+    "Image.py", "ImageOps.py",
 }  # fmt: skip
 """Files in which libraries have functions of these names."""
 PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
@@ -86,9 +87,10 @@ CURES = {
     "collate": Cure("stage", "cheaper collate", "take whole batches by a list of indices",
                     "batches = BatchSampler(RandomSampler(dataset), batch_size, drop_last=True)\n"
                     "DataLoader(dataset, sampler=batches, batch_size=None)",
-                    HALF, "", "a dataset that takes a list of indices, as TensorDataset does"),
+                    HALF, "a smaller last batch is left out, and another sampler's order",
+                    "a dataset that takes a list of indices, as TensorDataset does"),
     "send": Cure("send", "cheaper send", LIGHTER,
-                 "return torch.stack(images), torch.tensor(labels)  # in collate_fn", 0),
+                 "return default_collate(samples)  # of tensors: in a worker it stacks them in shared memory", 0),
     "blocked": Cure("stage", "no waiting outside", "ask for it ahead, or keep a copy here", "", 0),
     "lock": Cure("stage", "no lock between workers", "open one for each worker",
                  "DataLoader(…, worker_init_fn=open_one)  # a file or store of its own", 0),
@@ -103,16 +105,20 @@ MADE_ONCE = Cure("stage", "cheaper transform",
                  "dataset = TensorDataset(torch.stack(images), torch.tensor(labels))",
                  0, "", "memory for all tensors, and that no transform draws anything")  # fmt: skip
 ON_ARRAYS = "on arrays, by OpenCV"
-DIFFERS = "OpenCV's pixels differ a little"
+DIFFERS = "OpenCV's pixels and some of its ranges differ a little"
+ONE_THREAD = "cv2.setNumThreads(0)  # in each worker\n"
 ALBUMENTATIONS = "albumentations (it has most of torchvision's transforms)"
-TENSORS = Cure("stage", "cheaper transform", ON_ARRAYS,
-               "albumentations.Compose([albumentations.Normalize(mean, std), albumentations.pytorch.ToTensorV2()])"
-               "  # in place of ToTensor() and Normalize(…)", 0.65, needs=ALBUMENTATIONS)  # fmt: skip
+TENSORS = Cure("stage", "cheaper transform", ON_ARRAYS, ONE_THREAD +
+               "made = albumentations.Compose([albumentations.Normalize(…), albumentations.pytorch.ToTensorV2()])\n"
+               'made(image=numpy.asarray(image))["image"]  # in place of ToTensor() and Normalize(…)',
+               0.65, needs=ALBUMENTATIONS)  # fmt: skip
 RESIZED = Cure("stage", "cheaper transform", "on uint8 tensors",
                "from torchvision.transforms import v2 as transforms  # ToImage() first", HALF)  # fmt: skip
 TO_FLOATS, TO_BYTES = {"totensor", "convertimagedtype", "todtype", "normalize"}, {"toimage", "piltotensor"}
 RESIZING = {"resize", "resizedcrop", "randomresizedcrop"}
 SMALL_PX = 64  # up to which v2 takes longer for all of them
+DRAWS = re.compile("random|jitter|augment|augmix|erasing|cutout|dropout|noise|trivial")
+"""In a transform's name: it is another one in each epoch."""
 OPENCVS = {
     "colorjitter": ("ColorJitter", 0.15, 0.35), "gaussianblur": ("GaussianBlur", 0.05, 0.1),
     "grayscale": ("ToGray", 0.25, 0.35), "randomgrayscale": ("ToGray", 0.25, 0.35),
@@ -121,6 +127,11 @@ OPENCVS = {
 }  # fmt: skip
 """albumentations' name, and what it leaves of Pillow's time: of large pictures, of small ones. Not those that turn
 pictures or choose others."""
+TORCHVISION = REPLACED - {"open", "convert"} | {*OPENCVS} | {
+    "randaugment", "autoaugment", "trivialaugmentwide", "augmix", "randomrotation", "randomaffine", "randomcrop",
+    "randomerasing", "randomposterize", "randomautocontrast", "randominvert", "elastictransform",
+}  # fmt: skip
+"""Its transforms, lower case: whose lines nobody changes."""
 MANY_TENSORS = 64
 """In a batch of torch's own collating, from which lists are taken apart."""
 
@@ -143,6 +154,13 @@ def _theirs(at: Situation) -> set[str]:
     return {name for file, _, function in places if file and file not in LIBRARIES for name in function.split(".")}
 
 
+def _is_a_librarys(at: Situation, name: str) -> bool:
+    """A transform that was seen at work in a library's file, and in none of the script's."""
+    places = (one.partition(" ")[2].partition(":") for one in at.measured.workers.functions)
+    seen = {file for file, _, function in places if function.partition(".")[0] == name}
+    return seen <= LIBRARIES if seen else _plain(name) in TORCHVISION
+
+
 def _of_transform(at: Situation, name: str) -> Cure | None:
     """What does as torchvision's transform of that name, in less time; None where nothing was measured to."""
     kind, small = _plain(name), (image_size(at.measured.loader) or 256) <= SMALL_PX
@@ -151,15 +169,18 @@ def _of_transform(at: Situation, name: str) -> Cure | None:
     torchs = not places or bool(files & TORCHVISIONS) or any("to_tensor" in place for place in places)
     if not torchs or files & OF_ARRAYS or name in _theirs(at):
         return None
-    if kind in TO_FLOATS or (kind in TO_BYTES and small):
-        return MADE_ONCE if small else TENSORS
+    once = small and not any(DRAWS.search(_plain(one)) for one in at.measured.workers.transforms)
+    if kind in TO_FLOATS or (kind in TO_BYTES and once):
+        return MADE_ONCE if once else TENSORS
     pillows = not places or any(place.startswith("Image.py:Image.resize") for place in places)
-    if kind in RESIZING and pillows and not small and "pillow-simd" not in at.recording.host.get("versions", {}):
+    theirs = all(_plain(one) in REPLACED for one in at.measured.workers.transforms)  # of others v2 loses more
+    simd = "pillow-simd" in at.recording.host.get("versions", {})
+    if kind in RESIZING and theirs and pillows and not small and not simd:
         return RESIZED
     if kind not in OPENCVS:
         return None
     other, *left = OPENCVS[kind]
-    line = f'albumentations.{other}(…)(image=numpy.asarray(image))["image"]  # while it is no tensor'
+    line = f'{ONE_THREAD}albumentations.{other}(…)(image=numpy.asarray(image))["image"]  # while it is no tensor'
     return Cure("stage", "cheaper transform", ON_ARRAYS, line, left[small], DIFFERS, ALBUMENTATIONS)
 
 
@@ -231,18 +252,22 @@ def _cheaper(at: Situation, stage: str) -> Change:
     apart = loader is not None and (loader.batch_tensors or 0) >= MANY_TENSORS and not own_collate(at)
     if stage == "collate" and apart and not at.now.workers:
         cure = ONE_ARRAY
+    elif stage == "collate" and (iterates(at) or at.now.ranks > 1):  # no indices; each rank has indices of its own
+        cure = Cure("stage", "cheaper collate")
     target, part, own = _whose(at, stage)
     if stage == "transform" and target != stage and (found := _of_transform(at, target)) is not None:
         cure, own = found, False
+    librarys = stage == "transform" and _is_a_librarys(at, target)  # whose lines nobody changes
     elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""  # pictures or not
-    share, left = part * share_of(at, stage), 0.0 if own else cure.left
+    share, left = part * share_of(at, stage), 0.0 if own or elsewhere else cure.left
     then = _with_left(at, stage, share, left)
     error = min(HALF_ERROR, left / 2)
     least, most = (_with_left(at, stage, share, left + off) for off in (error, -error))
     where = f" in {place}" if place and (own or elsewhere) else ""
     hint = f" ({cure.hint})" if cure.hint and not (elsewhere or (own and stage == "transform")) else ""
     typical = "half" if left == HALF else units.percent(left)
-    given = f"{typical} of it is left, as is typical; not measured here" if left else AT_MOST
+    known = "is typical; not measured here" if stage != "transform" else "was measured elsewhere, not here"
+    given = f"{typical} of it is left, as {known}" if left else AT_MOST
     of = "a worker's busy time" if at.now.workers else "the time that batches take to make"
     why = f"it takes {units.percent(share)} of {of}{where}: {given}{hint}"
     asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
@@ -251,11 +276,11 @@ def _cheaper(at: Situation, stage: str) -> Change:
         family=cure.family, remedy=f"{cure.name}{named}", target=target,
         then=then, effort=Effort.CODE, why=NO_WAIT if at.hardly_waits else why,
         command=lines_of(at.recording, _callable(at, stage, target))
-        if elsewhere or (own and cure is not CURES["lock"]) or not cure.command
+        if elsewhere or (own and not librarys and cure is not CURES["lock"])
         else cure.command.replace("PX", str(asked_px)),
         changes="" if own or elsewhere else cure.changes, needs="" if own or elsewhere else cure.needs,
         extra_error=math.hypot(0.08, error_between(least, most)),
-        cause=(own or bool(cure.command and not left)) and part * surely(at, stage) >= CAUSE, at_most=not left,
+        cause=(own or bool(cure.command and not cure.left)) and part * surely(at, stage) >= CAUSE, at_most=not left,
         ceiling_times=without_handover(at) if stage == "send" else 1.0,
     )  # fmt: skip
 

@@ -351,6 +351,9 @@ def test_a_compute_bound_run_is_offered_the_layout_and_the_memory_and_no_data() 
     assert layout.gain == pytest.approx(1.4, rel=0.02) and "measured" in layout.why
     assert 1.2 < memory.gain < 1.25 and "measured" in memory.why  # page faults let expect more, but are less sure
     assert memory.command.startswith("export MALLOC_TRIM_") and memory.command.endswith("\npython train.py")
+    for glibc, most in (("2.31", 32 << 20), ("2.36", 1 << 30)):  # the older refuses more, and keeps nothing then
+        there = replace(seen, host={**seen.host, "system": f"Linux-6.1.0-x86_64-with-glibc{glibc}"})
+        assert f"MMAP_THRESHOLD_={most}\n" in of_family(there, "memory")[0].command
     assert "channels_last" in layout.command
     for family in ("shards", "loader", "workers"):
         assert all(one.vain and "hardly waits" in one.why for one in of_family(seen, family)) and of_family(

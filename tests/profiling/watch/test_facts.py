@@ -120,3 +120,14 @@ def test_a_model_in_half_precision_needs_no_autocast() -> None:
     assert facts.autocast is None
     facts.see_optimizer(torch.optim.SGD(torch.nn.Linear(2, 2, dtype=torch.bfloat16).parameters(), lr=0.1))
     assert facts.autocast
+
+
+@pytest.mark.parametrize(
+    ("kernels", "last"),
+    [([(768, 3, 16, 16)], None), ([(8, 3, 3, 3)], False), ([(8, 3, 9, 9), (8, 8, 3, 3)], False)],
+)
+def test_a_transformer_of_pictures_does_not_convolve(kernels: list[tuple[int, ...]], last: bool | None) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(shape)) for shape in (*kernels, (768, 768))]
+    facts = Facts()
+    facts.see_optimizer(torch.optim.SGD(weights, lr=0.1))
+    assert facts.channels_last is last

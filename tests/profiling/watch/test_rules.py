@@ -185,14 +185,17 @@ def test_what_is_installed_in_a_folder_of_its_own_is_a_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`pip install --target`, as clusters have it on PYTHONPATH."""
-    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
-    (theirs / "pillow-12.1.1.dist-info").mkdir(parents=True)
-    for folder in (theirs, mine):
+    theirs, beside, mine = (tmp_path / name for name in ("theirs", "beside", "mine"))
+    for folder in (theirs, beside, mine):
         monkeypatch.syspath_prepend(folder)
         (folder / "PIL").mkdir(parents=True)
-    names = [str(folder / "PIL" / "ImageFile.py") for folder in (theirs, mine)]
-    assert [is_library(name) for name in names] == [True, False]
-    assert [package(name) for name in names] == ["PIL", ""]
+    for folder in (theirs, mine):
+        (folder / "pillow-12.1.1.dist-info").mkdir()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(mine / "jobs" / "train.py"), raising=False)
+    monkeypatch.delitem(sys.modules, "__mp_main__", raising=False)
+    names = [str(folder / "PIL" / "ImageFile.py") for folder in (theirs, beside, mine)]
+    assert [is_library(name) for name in names] == [True, False, False]
+    assert [package(name) for name in names] == ["PIL", "", ""]
 
 
 def test_a_filter_of_the_scripts_is_not_the_library_s_that_calls_it() -> None:

@@ -147,4 +147,5 @@ def test_who_takes_batches_from_workers(device: str, pin: bool) -> None:
     then, cheaper = at.with_workers(2), at.with_workers(2, left=0.25)
     taken_s = 0.0 if pin and device == "cuda:0" else 2 * TENSOR_S + 40_000_000 * SHARED_S
     assert 32 * (then.handover_s - at.now.handover_s) == pytest.approx(taken_s)
+    assert then.trainer_cpu_s > at.now.trainer_cpu_s
     assert (then.epoch_start_s, cheaper.epoch_start_s) == (pytest.approx(32 * 0.0005), pytest.approx(8 * 0.0005))
