@@ -113,7 +113,7 @@ TENSORS = Cure("stage", "cheaper transform", ON_ARRAYS, ONE_THREAD +
                'made(image=numpy.asarray(image))["image"]  # in place of ToTensor() and Normalize(…)',
                0.65, needs=ALBUMENTATIONS)  # fmt: skip
 RESIZED = Cure("stage", "cheaper transform", "on uint8 tensors",
-               "from torchvision.transforms import v2 as transforms  # ToImage() first", HALF)  # fmt: skip
+               "from torchvision.transforms import v2 as transforms  # ToImage() first", 0.6)  # fmt: skip
 TO_FLOATS, TO_BYTES = {"totensor", "convertimagedtype", "todtype", "normalize"}, {"toimage", "piltotensor"}
 RESIZING = {"resize", "resizedcrop", "randomresizedcrop"}
 SMALL_PX = 64  # up to which v2 takes longer for all of them
