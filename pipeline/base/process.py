@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 KEPT_BYTES = 1 << 30
-OLD_MOST_BYTES = 32 << 20  # the most that older glibcs (before 2.36, or earlier) take for blocks of their own
+OLD_MOST_BYTES = 32 << 20  # the most that a glibc before 2.36 may take for the second of them
 ENVIRONMENT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 _PR_SET_PDEATHSIG = 1
 MOST_OPEN_FILES = 65_536

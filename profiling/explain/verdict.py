@@ -1,6 +1,7 @@
 """Recording -> Diagnosis: what the training loop waits for, the evidence, and what each remedy would give. Pure."""
 
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from feedline.profiling.explain.bound import Bound, judged, too_few, unseen
@@ -33,8 +34,8 @@ class Diagnosis:
         """The first thing to do: what helps, and that with a line to write or to type where there is one; for a loop
         that waits for data else what may mend that, short of hardware. None where there is none, or the bound cannot
         be told."""
-        ordered = sorted(self.predictions, key=lambda one: not (one.helps and one.command))
-        best = ordered[0] if ordered and self.bound else None
+        written = (one for one in self.predictions if one.helps and one.command)
+        best = next(chain(written, self.predictions), None) if self.bound else None
         if best is None or best.helps:
             return best
         tried = self.bound == "data" and best.in_doubt and best.of_data and best.effort < Effort.HARDWARE

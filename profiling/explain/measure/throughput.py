@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 SHARPNESS = 12.0
 TENSOR_S = 4e-4  # that a tensor's way from a worker takes of the training thread (NOTES: 0.28 to 0.63 ms) …
-SHARED_S = 1.7e-10  # … and each of its bytes, in fresh pages of shared memory (NOTES: 0.17 to 0.25 ms a MB)
+SHARED_S = 1.7e-10  # … and each of its bytes, in fresh pages of shared memory (NOTES: 0.17 to 0.31 ms a MB)
 NEARLY = 0.98  # share of the model's limit from which nothing but the model is
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from feedline.pipeline.base.process import KEPT_BYTES, OLD_MOST_BYTES
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.main_thread import busiest_places
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
@@ -175,10 +176,10 @@ def kept_memory(at: Situation) -> Iterable[Change]:
 
 
 def _keep_memory(at: Situation) -> str:
-    """What malloc takes: glibc before 2.36 may refuse more than 32 MiB, and keeps nothing then."""
+    """What malloc takes: an older one refuses more, and keeps nothing then."""
     glibc = re.search(r"glibc(\d+)\.(\d+)", str(at.recording.host.get("system", "")))
-    most = 1 << 30 if glibc is None or (int(glibc[1]), int(glibc[2])) >= (2, 36) else 32 << 20
-    return f"MALLOC_TRIM_THRESHOLD_={1 << 30} MALLOC_MMAP_THRESHOLD_={most}"
+    old = glibc is not None and (int(glibc[1]), int(glibc[2])) < (2, 36)
+    return f"MALLOC_TRIM_THRESHOLD_={KEPT_BYTES} MALLOC_MMAP_THRESHOLD_={OLD_MOST_BYTES if old else KEPT_BYTES}"
 
 
 def more_gpus(at: Situation) -> Iterable[Change]:

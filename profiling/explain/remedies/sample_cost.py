@@ -44,18 +44,15 @@ REPLACED = {
     "convertdtype", "todtype", "normalize", "convert", "open",
 }  # fmt: skip
 """Transforms that feedline's loader does itself, lower case and without _: all others are the user's own."""
-LIBRARIES = {
-    "functional.py", "_functional_pil.py", "_functional_tensor.py", "transforms.py", "_transform.py", "_geometry.py",
-    "_misc.py", "_color.py", "_type_conversion.py", "_deprecated.py", "autoaugment.py", "_auto_augment.py",
-    "Image.py", "ImageOps.py",
+TORCHVISION_FILES = {
+    "_functional_pil.py", "_functional_tensor.py", "_geometry.py", "_misc.py", "_color.py", "_type_conversion.py",
+    "_deprecated.py", "autoaugment.py", "_auto_augment.py", "Image.py", "ImageOps.py", "ImageEnhance.py",
+    "ImageFilter.py",
 }  # fmt: skip
+"""In which its transforms work, Pillow's among them; albumentations has none of these names."""
+LIBRARIES = TORCHVISION_FILES | {"functional.py", "transforms.py", "_transform.py"}
 """Files in which libraries have functions of these names."""
 PILLOWS = ("Image.py:", "ImageFile.py:", "JpegImagePlugin.py:")
-TORCHVISIONS = {
-    "_functional_pil.py", "_functional_tensor.py", "_geometry.py", "_misc.py", "_color.py", "_type_conversion.py",
-    "Image.py", "ImageOps.py", "ImageEnhance.py", "ImageFilter.py",
-}  # fmt: skip
-"""Files in which its transforms work, Pillow's among them; albumentations has none of these names."""
 TO_ARRAY = ("Image.py:Image.tobytes", "Image.py:Image.__array_interface__")  # whoever asks for a picture's
 OF_ARRAYS = {"transforms_interface.py", "composition.py", "functions.py"}  # albumentations' and albucore's
 TORCHS_COLLATE = "collate.py:"
@@ -127,7 +124,7 @@ OPENCVS = {
 }  # fmt: skip
 """albumentations' name, and what it leaves of Pillow's time: of large pictures, of small ones. Not those that turn
 pictures or choose others."""
-TORCHVISION = REPLACED - {"open", "convert"} | {*OPENCVS} | {
+TORCHVISION_NAMES = REPLACED - {"open", "convert"} | {*OPENCVS} | {
     "randaugment", "autoaugment", "trivialaugmentwide", "augmix", "randomrotation", "randomaffine", "randomcrop",
     "randomerasing", "randomposterize", "randomautocontrast", "randominvert", "elastictransform",
 }  # fmt: skip
@@ -158,7 +155,7 @@ def _is_a_librarys(at: Situation, name: str) -> bool:
     """A transform that was seen at work in a library's file, and in none of the script's."""
     places = (one.partition(" ")[2].partition(":") for one in at.measured.workers.functions)
     seen = {file for file, _, function in places if function.partition(".")[0] == name}
-    return seen <= LIBRARIES if seen else _plain(name) in TORCHVISION
+    return seen <= LIBRARIES if seen else _plain(name) in TORCHVISION_NAMES
 
 
 def _of_transform(at: Situation, name: str) -> Cure | None:
@@ -166,7 +163,7 @@ def _of_transform(at: Situation, name: str) -> Cure | None:
     kind, small = _plain(name), (image_size(at.measured.loader) or 256) <= SMALL_PX
     places = {one.split(" ", 1)[1] for one in at.measured.workers.functions if one.startswith("transform ")}
     files = {place.partition(":")[0] for place in places if not place.startswith(TO_ARRAY)}
-    torchs = not places or bool(files & TORCHVISIONS) or any("to_tensor" in place for place in places)
+    torchs = not places or bool(files & TORCHVISION_FILES) or any("to_tensor" in place for place in places)
     if not torchs or files & OF_ARRAYS or name in _theirs(at):
         return None
     once = small and not any(DRAWS.search(_plain(one)) for one in at.measured.workers.transforms)

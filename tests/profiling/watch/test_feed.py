@@ -54,6 +54,18 @@ def test_a_pass_begins_before_its_workers_start(tmp_path: Path) -> None:
     assert [one["start_s"] for one in capture.loop.passes()][1:] == pytest.approx([STARTING_S] * 2, abs=0.04)
 
 
+def passes(feeds: Feeds, loader: Any, batches: int, *, trains: bool = True) -> None:
+    """Over a loader to its end."""
+    feed = feeds.open(Adapter(), loader, iter)
+    assert feed is not None
+    made = iter([[[1, 2]]] * batches)
+    with pytest.raises(StopIteration):
+        while True:
+            feed.next(lambda: next(made))
+            if trains:
+                feeds.capture.backward(0.001)
+
+
 def test_a_run_without_windows_is_watched_on_behind_its_first_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,13 +73,7 @@ def test_a_run_without_windows_is_watched_on_behind_its_first_pass(
     capture = Capture(Journal(tmp_path), StudyConfig())
     feeds, loader = Feeds(capture, Patches(print)), SlowStart()
     for _ in range(3):
-        feed = feeds.open(Adapter(), loader, iter)
-        assert feed is not None
-        batches = iter([[[1, 2]]] * 4)
-        with pytest.raises(StopIteration):
-            while True:
-                feed.next(lambda batches=batches: next(batches))
-                capture.backward(0.001)
+        passes(feeds, loader, 4)
     assert (capture.active, capture.loop.train_steps) == (True, 12)
     capture.leave("itself")
 
@@ -78,16 +84,10 @@ def test_an_evaluation_between_two_epochs_says_nothing_of_how_steady_the_trainin
     capture, added = Capture(Journal(tmp_path), StudyConfig(steady=False)), list[float]()
     monkeypatch.setattr(capture.stop.steadiness, "add", lambda _now, _samples, seconds: added.append(seconds))
     feeds = Feeds(capture, Patches(print))
-    training, held_out = SlowStart(), SlowStart()
-    for loader, trains in ((training, True), (held_out, False), (training, True)):
-        feed = feeds.open(Adapter(), loader, iter)
-        assert feed is not None
-        batches = iter([[[1, 2]]] * 3)
-        with pytest.raises(StopIteration):
-            while True:
-                feed.next(lambda batches=batches: next(batches))
-                if trains:
-                    capture.backward(0.001)
+    training = SlowStart()
+    passes(feeds, training, 3)
+    passes(feeds, SlowStart(), 3, trains=False)
+    passes(feeds, training, 3)
     assert len(added) == 6
 
 
