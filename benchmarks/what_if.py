@@ -38,13 +38,14 @@ from feedline.preprocess.fingerprint import fingerprint
 from feedline.preprocess.picture import BadImage, Output, Prepared, Preparer
 from feedline.profiling.explain.measure.situation import measure, situation
 from feedline.profiling.explain.remedies.own_loader import unwatched
-from feedline.profiling.explain.remedies.remedy import image_size
+from feedline.profiling.explain.remedies.remedy import drafted_px, image_size
 from feedline.profiling.record.recording import Recording, Trial
 
 MARGIN = 8 / 7  # of the stored short side over the crop: 256 px for 224, as everybody has it
 STEP_PX = 32
 MOST_RAW_PX = 128  # larger squares of pixels take more of the disk than most originals
 PSNR_SAMPLES = 24
+DRAFTED = 48  # samples, about, of which it is tried what `Image.draft` spares
 MOST_BYTES = 1 << 26  # what is larger is taken for no image
 MOST_BYTES_IN_ALL = 1 << 28  # they stay in memory, as do their forms
 PASSES_S = 0.1
@@ -116,7 +117,9 @@ def trials(
                 with suppress(FeedlineError):  # it cannot be loaded in this way
                     cost = cpu_s_per_sample(load)
                     measured.extend([cost] if turn else [])  # the first one warms up
-    return [trial(form, who, measured) for (form, who, _), measured in zip(ways, costs, strict=True) if measured]
+    left = draft_left(originals, drafted_px(image_size_px))
+    tried = [(form, who, measured) for (form, who, _), measured in zip(ways, costs, strict=True) if measured]
+    return [trial(*one, left) for one in tried]
 
 
 # --- the samples --------------------------------------------------------------------------------------
@@ -262,6 +265,22 @@ def with_pil(members: Sequence[Prepared], transform: Transform) -> int:
     return len(members)
 
 
+def draft_left(originals: Sequence[bytes], asked_px: int) -> float:
+    """Of the time that Pillow takes to decode some of them, where `Image.draft` asks for so many pixels a side."""
+    some = originals[:: max(1, len(originals) // DRAFTED)]
+    both = [(decode_s(data, 0), decode_s(data, asked_px)) for data in [some[0], *some]][1:]  # the first warms up
+    return min(1.0, sum(drafted_s for _, drafted_s in both) / sum(whole_s for whole_s, _ in both))
+
+
+def decode_s(data: bytes, asked_px: int) -> float:
+    started_s = time.thread_time()
+    image = Image.open(io.BytesIO(data), formats=NAMES)
+    if asked_px:
+        image.draft("RGB", (asked_px, asked_px))
+    image.convert("RGB")
+    return time.thread_time() - started_s
+
+
 def usual_transform(size_px: int) -> Transform | None:
     """RandomResizedCrop, flip, float, normalised; None without torchvision."""
     try:
@@ -282,7 +301,7 @@ def cpu_s_per_sample(load: Load) -> float:
             return seconds / max(samples, 1)
 
 
-def trial(form: Form, loader: str, costs: Sequence[float]) -> Trial:
+def trial(form: Form, loader: str, costs: Sequence[float], draft_left: float) -> Trial:
     output, kept = form.output, not form.output.form.sized
     return Trial(
         codec="as-is" if kept else output.codec,
@@ -294,5 +313,6 @@ def trial(form: Form, loader: str, costs: Sequence[float]) -> Trial:
         prepare_cpu_s_per_sample=None if kept else form.prepare_cpu_s,
         psnr_db=form.psnr_db,
         loader=loader,
+        draft_left=draft_left if kept else None,
         note=f"encoder {fingerprint((output,)).encoder[:12]}" if output.form.has_quality else "",
     )

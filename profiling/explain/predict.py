@@ -14,7 +14,8 @@ own upper end.
 
 What helps gains something at the lower end of its interval, and what takes preparing a notable part. Families
 (workers, shards, …) stand in the order of what they gain for sure, less what they ask for (`WORTH`); before them
-stands what mends the very cause, and what is a setting and all but reaches the ceiling; before a cause of which
+stands what mends the very cause, and what is a setting and all but reaches the ceiling; of what is no cause, and of
+which only the most it can give is known, half of that counts (on a scale of factors); before a cause of which
 only the most it can give is known, a setting that gains a fifth, or beside other programs may, and as much as that
 gives for sure; more GPUs come last, and are not promised where only something cheaper is left that may gain as much.
 Within a family the best is the first.
@@ -131,7 +132,8 @@ def _among(at: Situation, change: Change, one: Prediction) -> tuple[bool, bool, 
     whole = change.then.over_epochs(at.ceiling)
     of_data = one.effort == Effort.SETTING and change.of_data
     leads = change.cause or (of_data and one.samples_per_s >= REACHED * whole)
-    return one.bought, not leads, one.effort if leads else 0, -one.gain_low * _worth(one)
+    likely = math.sqrt(one.gain_low) if one.at_most and not change.cause else one.gain_low
+    return one.bought, not leads, one.effort if leads else 0, -likely * _worth(one)
 
 
 def _worth(one: Prediction) -> float:

@@ -5,7 +5,7 @@ import platform
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -27,6 +27,7 @@ def describe_host() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "cgroup_memory_bytes": cgroup_memory_bytes(),
         "shared_memory_bytes": shared_memory_bytes(),
+        "free_shared_memory_bytes": shared_memory_bytes("free"),
         "gpus": gpu_names(),
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -34,8 +35,8 @@ def describe_host() -> dict[str, Any]:
     }
 
 
-def shared_memory_bytes() -> int | None:
-    return shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None
+def shared_memory_bytes(what: Literal["total", "free"] = "total") -> int | None:
+    return getattr(shutil.disk_usage("/dev/shm"), what) if Path("/dev/shm").is_dir() else None
 
 
 def gpu_names() -> list[str]:

@@ -45,6 +45,9 @@ class Trial:
     psnr_db: float | None = None
     loader: str = "feedline"
     """Which loader the cost is for: the script's own transforms, or feedline's."""
+    draft_left: float | None = None
+    """as-is: of the time that Pillow takes to decode them, where `Image.draft` asks for twice the crop. 1 for what is
+    no JPEG; None where it was not tried."""
     note: str = ""
 
 

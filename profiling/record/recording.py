@@ -237,6 +237,7 @@ class _Host:
     memory_bytes: float | None = None
     cgroup_memory_bytes: float | None = None
     shared_memory_bytes: float | None = None
+    free_shared_memory_bytes: float | None = None
     gpus: list[str] | None = None
     python: str | None = None
     versions: dict[str, str] | None = None

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from feedline.benchmarks import what_if as module
-from feedline.benchmarks.what_if import forms_for, needless, samples_of, trials, what_if, why_none
+from feedline.benchmarks.what_if import draft_left, forms_for, needless, samples_of, trials, what_if, why_none
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.remedies.remedy import image_size
 from feedline.profiling.record.recording import LoaderSeen, Recording, Script, Trial
@@ -42,6 +42,18 @@ def photos(tmp_path: Path) -> list[Path]:
     for number, path in enumerate(paths):
         photo(number).save(path, quality=90)
     return paths
+
+
+def test_draft_spares_what_the_pictures_size_allows(photos: list[Path], tmp_path: Path) -> None:
+    jpegs = [path.read_bytes() for path in photos] * 4
+    photo(1).resize((800, 600)).save(tmp_path / "large.jpg")
+    large = (tmp_path / "large.jpg").read_bytes()
+    assert draft_left([large] * 20, 64) < 0.6
+    assert draft_left(jpegs, 128) > 0.75  # 150 px are less than twice that
+    photo(1).save(tmp_path / "one.png")
+    assert draft_left([(tmp_path / "one.png").read_bytes()] * 20, 16) > 0.75
+    found = {(trial.codec, trial.loader): trial.draft_left for trial in quick(photos)}
+    assert found["jpeg", "feedline"] is None and found["as-is", "feedline"] is not None
 
 
 def test_trials_are_plain_and_plausible(photos: list[Path]) -> None:

@@ -258,6 +258,7 @@ def faster_starts(at: Situation) -> Iterable[Change]:
             why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
             command="DataLoader(…, persistent_workers=True)" + "  # once, before the first epoch" * anew,
             settings={} if anew else {"persistent_workers": True},
+            changes="what the script sets in its dataset between epochs reaches the workers no more",
         )  # fmt: skip
 
 

@@ -92,6 +92,11 @@ def image_size(loader: LoaderSeen | None) -> int | None:
     return min(middle, last) if first in (1, 3) else min(first, middle) if last in (1, 3) else None
 
 
+def drafted_px(crop_px: int | None) -> int:
+    """What `Image.draft` is asked for: crops of half the picture then need no enlarging."""
+    return 2 * (crop_px or 256)
+
+
 def error_between(least: Throughput, most: Throughput) -> float:
     """Relative standard error of a rate that lies between the two's as a mean does between its standard errors."""
     return abs(math.log(most.rate() / least.rate())) / 2

@@ -21,6 +21,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Effort,
     Remedy,
     Vain,
+    drafted_px,
     error_between,
     image_size,
     lines_of,
@@ -28,11 +29,12 @@ from feedline.profiling.explain.remedies.remedy import (
 )
 from feedline.profiling.record import units
 from feedline.profiling.record.journal import A_FILE_EACH
+from feedline.profiling.record.recording import LoaderSeen
 
 NOTABLE = 0.15  # share of a worker's busy time below which a stage is not worth a word
 CAUSE = 0.3  # share from which the user's own code is what holds the workers up
-HALF, HALF_ERROR = 0.5, 0.15
-"""What is left of a library's cost, and the standard error of that; of less, half of it."""
+DRAFT_ERROR = 0.05  # of what draft() leaves of decoding, measured on some of the pictures
+HARDLY_LESS = 0.95  # what it leaves of it where it does nothing
 MOVING_S_PER_BYTE = 3e-9
 """The most that collating and sending a byte costs: three passes over it at about 1 GB/s, fresh pages included."""
 FLOAT_S_PER_BYTE = 1e-9
@@ -64,53 +66,53 @@ ARCHIVES = (".h5", ".hdf5", ".npz", ".zip", ".tar", ".tgz", ".tar.gz")
 class Cure(NamedTuple):
     """For a stage of which a library does the work, or nobody."""
 
-    family: str
-    name: str
     hint: str = ""
     command: str = ""
     left: float = 0.0  # of its cost
     changes: str = ""
     needs: str = ""
+    known: str = "was measured elsewhere, not here"
+    error: float = 0.15  # standard error of `left`; of little, half of it
 
 
 CURES = {
-    "read": Cure("stage", "cheaper read", "an archive opened once in each worker, not for each sample",
-                 "DataLoader(…, worker_init_fn=open_one)  # and __getitem__ reads from what it opened", 0,
+    "read": Cure("an archive opened once in each worker, not for each sample",
+                 "DataLoader(…, worker_init_fn=open_one)  # and __getitem__ reads from what it opened",
                  needs="an archive that holds many samples"),
-    "decode": Cure("stage", "cheaper decode", "decode smaller pictures",
-                   'image.draft("RGB", (PX, PX))  # before image.convert("RGB")',
-                   HALF, "crops are cut out of smaller pictures", "JPEGs much larger than what is cropped"),
-    "transform": Cure("stage", "cheaper transform", "no library is known that does it in less"),
-    "collate": Cure("stage", "cheaper collate", "take whole batches by a list of indices",
+    "decode": Cure("decode smaller pictures", 'image.draft("RGB", (PX, PX))  # before image.convert("RGB")',
+                   changes="crops are cut out of smaller pictures",
+                   needs="JPEGs of at least twice so many pixels on both sides: others it decodes whole"),
+    "transform": Cure("no library is known that does it in less"),
+    "collate": Cure("take whole batches by a list of indices",
                     "batches = BatchSampler(RandomSampler(dataset), batch_size, drop_last=True)\n"
                     "DataLoader(dataset, sampler=batches, batch_size=None)",
-                    HALF, "a smaller last batch is left out, and another sampler's order",
-                    "a dataset that takes a list of indices, as TensorDataset does"),
-    "send": Cure("send", "cheaper send", LIGHTER,
-                 "return default_collate(samples)  # of tensors: in a worker it stacks them in shared memory", 0),
-    "blocked": Cure("stage", "no waiting outside", "ask for it ahead, or keep a copy here", "", 0),
-    "lock": Cure("stage", "no lock between workers", "open one for each worker",
-                 "DataLoader(…, worker_init_fn=open_one)  # a file or store of its own", 0),
+                    0.5, "a smaller last batch is left out, and another sampler's order",
+                    "a dataset that takes a list of indices, as TensorDataset does",
+                    "is typical; not measured here"),
+    "send": Cure(LIGHTER,
+                 "return default_collate(samples)  # of tensors: in a worker it stacks them in shared memory"),
+    "blocked": Cure("ask for it ahead, or keep a copy here"),
+    "lock": Cure("open one for each worker",
+                 "DataLoader(…, worker_init_fn=open_one)  # a file or store of its own"),
 }  # fmt: skip
 """By stage; one that has none here is the user's own code, to be made cheaper."""
-ONE_ARRAY = Cure("stage", "cheaper collate",
-                 "torch makes a tensor for each key of a sample and each place of its lists: hand over one array",
-                 "return torch.tensor(numbers), label  # in __getitem__", 0)  # fmt: skip
-MADE_ONCE = Cure("stage", "cheaper transform",
-                 "make the tensors once, for all epochs: of small pictures v2 makes them no faster",
+NAMED = {"blocked": "no waiting outside", "lock": "no lock between workers"}
+"""Remedies that are not called after their stage."""
+ONE_ARRAY = Cure("torch makes a tensor for each key of a sample and each place of its lists: hand over one array",
+                 "return torch.tensor(numbers), label  # in __getitem__")  # fmt: skip
+MADE_ONCE = Cure("make the tensors once, for all epochs: of small pictures v2 makes them no faster",
                  "images, labels = zip(*dataset)  # once\n"
                  "dataset = TensorDataset(torch.stack(images), torch.tensor(labels))",
-                 0, "", "memory for all tensors, and that no transform draws anything")  # fmt: skip
+                 needs="memory for all tensors, and that no transform draws anything")  # fmt: skip
 ON_ARRAYS = "on arrays, by OpenCV"
 DIFFERS = "OpenCV's pixels and some of its ranges differ a little"
 ONE_THREAD = "cv2.setNumThreads(0)  # in each worker\n"
 ALBUMENTATIONS = "albumentations (it has most of torchvision's transforms)"
-TENSORS = Cure("stage", "cheaper transform", ON_ARRAYS, ONE_THREAD +
+TENSORS = Cure(ON_ARRAYS, ONE_THREAD +
                "made = albumentations.Compose([albumentations.Normalize(…), albumentations.pytorch.ToTensorV2()])\n"
                'made(image=numpy.asarray(image))["image"]  # in place of ToTensor() and Normalize(…)',
                0.65, needs=ALBUMENTATIONS)  # fmt: skip
-RESIZED = Cure("stage", "cheaper transform", "on uint8 tensors",
-               "from torchvision.transforms import v2 as transforms  # ToImage() first", 0.6)  # fmt: skip
+RESIZED = Cure("on uint8 tensors", "from torchvision.transforms import v2 as transforms  # ToImage() first", 0.6)
 TO_FLOATS, TO_BYTES = {"totensor", "convertimagedtype", "todtype", "normalize"}, {"toimage", "piltotensor"}
 RESIZING = {"resize", "resizedcrop", "randomresizedcrop"}
 SMALL_PX = 64  # up to which v2 takes longer for all of them
@@ -178,7 +180,7 @@ def _of_transform(at: Situation, name: str) -> Cure | None:
         return None
     other, *left = OPENCVS[kind]
     line = f'{ONE_THREAD}albumentations.{other}(…)(image=numpy.asarray(image))["image"]  # while it is no tensor'
-    return Cure("stage", "cheaper transform", ON_ARRAYS, line, left[small], DIFFERS, ALBUMENTATIONS)
+    return Cure(ON_ARRAYS, line, left[small], DIFFERS, ALBUMENTATIONS)
 
 
 def _plain(name: str) -> str:
@@ -243,43 +245,53 @@ def _one_each(at: Situation) -> bool:
 
 def _cheaper(at: Situation, stage: str) -> Change:
     # Without workers none of them holds the lock: it is another thread that is waited for.
-    cured, place = "blocked" if stage == "lock" and not at.now.workers else stage, place_of(at, stage)
-    cure = CURES.get(cured) or Cure("stage", f"cheaper {stage}")
-    loader = at.measured.loader
-    apart = loader is not None and (loader.batch_tensors or 0) >= MANY_TENSORS and not own_collate(at)
-    if stage == "collate" and apart and not at.now.workers:
-        cure = ONE_ARRAY
-    elif stage == "collate" and (iterates(at) or at.now.ranks > 1):  # no indices; each rank has indices of its own
-        cure = Cure("stage", "cheaper collate")
+    cured = "blocked" if stage == "lock" and not at.now.workers else stage
     target, part, own = _whose(at, stage)
-    if stage == "transform" and target != stage and (found := _of_transform(at, target)) is not None:
-        cure, own = found, False
-    librarys = stage == "transform" and _is_a_librarys(at, target)  # whose lines nobody changes
-    elsewhere = stage == "decode" and not place.startswith(PILLOWS) and place != ""  # pictures or not
-    share, left = part * share_of(at, stage), 0.0 if own or elsewhere else cure.left
-    then = _with_left(at, stage, share, left)
-    error = min(HALF_ERROR, left / 2)
-    least, most = (_with_left(at, stage, share, left + off) for off in (error, -error))
-    where = f" in {place}" if place and (own or elsewhere) else ""
-    hint = f" ({cure.hint})" if cure.hint and not (elsewhere or (own and stage == "transform")) else ""
-    typical = "half" if left == HALF else units.percent(left)
-    known = "is typical; not measured here" if stage != "transform" else "was measured elsewhere, not here"
-    given = f"{typical} of it is left, as {known}" if left else AT_MOST
+    cure, own = _cure(at, cured, target, own)
+    share, left = part * share_of(at, stage), 0.0 if own else cure.left
+    error = min(cure.error, left / 2)
+    least, then, most = (_with_left(at, stage, share, each) for each in (left + error, left, left - error))
+    place = place_of(at, stage)
+    where = f" in {place}" if place and own else ""
+    hint = f" ({cure.hint})" if cure.hint and not (own and stage == "transform") else ""
+    given = f"{units.percent(left)} of it is left, as {cure.known}" if left else AT_MOST
     of = "a worker's busy time" if at.now.workers else "the time that batches take to make"
-    why = f"it takes {units.percent(share)} of {of}{where}: {given}{hint}"
-    asked_px = 2 * (image_size(at.measured.loader) or 256)  # so that crops of half the picture need no enlarging
+    why: str = f"it takes {units.percent(share)} of {of}{where}: {given}{hint}"
+    if left > HARDLY_LESS:
+        why = Vain("draft() decodes yours no faster: they are no JPEGs, or too small for it")
+    librarys = stage == "transform" and _is_a_librarys(at, target)  # whose lines nobody changes
+    lines = own and not librarys and cured != "lock"
     named = f" {target}" if stage == "transform" and target != stage else ""
+    mends = stage != "decode" and (own or (cure.command != "" and not left))
     return Change(
-        family=cure.family, remedy=f"{cure.name}{named}", target=target,
-        then=then, effort=Effort.CODE, why=NO_WAIT if at.hardly_waits else why,
-        command=lines_of(at.recording, _callable(at, stage, target))
-        if elsewhere or (own and not librarys and cure is not CURES["lock"])
-        else cure.command.replace("PX", str(asked_px)),
-        changes="" if own or elsewhere else cure.changes, needs="" if own or elsewhere else cure.needs,
-        extra_error=math.hypot(0.08, error_between(least, most)),
-        cause=(own or bool(cure.command and not cure.left)) and part * surely(at, stage) >= CAUSE, at_most=not left,
+        family="send" if stage == "send" else "stage", remedy=NAMED.get(cured, f"cheaper {stage}") + named,
+        target=target, then=then, effort=Effort.CODE, why=NO_WAIT if at.hardly_waits else why,
+        command=lines_of(at.recording, _callable(at, stage, target)) if lines
+        else cure.command.replace("PX", str(drafted_px(image_size(at.measured.loader)))),
+        changes="" if own else cure.changes, needs="" if own else cure.needs,
+        extra_error=math.hypot(0.08, error_between(least, most)), at_most=not left,
+        cause=mends and part * surely(at, stage) >= CAUSE,
         ceiling_times=without_handover(at) if stage == "send" else 1.0,
     )  # fmt: skip
+
+
+def _cure(at: Situation, stage: str, target: str, own: bool) -> tuple[Cure, bool]:
+    """What mends a stage, and whether that is the user's own code."""
+    loader, place = at.measured.loader, place_of(at, stage)
+    if stage == "transform" and target != stage and (found := _of_transform(at, target)) is not None:
+        return found, False
+    if stage == "decode" and place and not place.startswith(PILLOWS):  # pictures or not
+        return Cure(), True
+    left = next((one.draft_left for one in at.recording.trials if one.draft_left is not None), None)
+    if stage == "decode" and left is not None:
+        known = "was measured on some of yours"
+        return CURES[stage]._replace(left=left, known=known, error=DRAFT_ERROR, needs=""), own
+    apart = loader is not None and (loader.batch_tensors or 0) >= MANY_TENSORS
+    if stage == "collate" and apart and not own and not at.now.workers:
+        return ONE_ARRAY, own
+    if stage == "collate" and (iterates(at) or at.now.ranks > 1):  # no indices; each rank has indices of its own
+        return Cure(), own
+    return CURES.get(stage, Cure()), own
 
 
 def _with_left(at: Situation, stage: str, share: float, left: float) -> Throughput:
@@ -332,8 +344,8 @@ def uint8(at: Situation) -> Iterable[Change]:
     loader, stages, now = at.measured.loader, at.measured.workers.stage_alone_s, at.now
     if loader is None or _is_ours(at) or not any("float32" in kind for kind in loader.batch_dtypes):
         return
-    if loader.batch_shapes and not any(len(shape) == 4 for shape in loader.batch_shapes):
-        return  # no pictures
+    if not _of_bytes(at, loader):
+        return
     # Only what goes with the bytes gets cheaper: a collate function with costs of its own keeps them.
     per_sample = (loader.batch_bytes or 0) / at.batch_samples
     moving_s = min(stages.get("collate", 0.0) + stages.get("send", 0.0), per_sample * MOVING_S_PER_BYTE)
@@ -350,6 +362,16 @@ def uint8(at: Situation) -> Iterable[Change]:
                  "images = (images.float() / 255 - mean) / std  # in the loop, on the device",
                  cost="normalise on the device", settings={"dtype": "uint8"},
                  ceiling_times=math.inf if copy_s else without_handover(at))  # fmt: skip
+
+
+def _of_bytes(at: Situation, loader: LoaderSeen) -> bool:
+    """Whether its floats were made of pictures: of such a shape, and of three colours, decoded, or turned by a
+    transform that makes floats. Spectrograms and volumes are floats from the beginning."""
+    shapes, workers = [shape for shape in loader.batch_shapes if len(shape) == 4], at.measured.workers
+    turned = any(_plain(name) in TO_FLOATS for name in [*loader.transforms, *workers.transforms])
+    coloured = any(3 in (shape[1], shape[3]) for shape in shapes)
+    made = turned or coloured or workers.stage_alone_s.get("decode", 0.0) > 0
+    return made and (bool(shapes) or not loader.batch_shapes)
 
 
 REMEDIES: tuple[Remedy, ...] = (slow_worker, cheaper_stage, lighter_batches, uint8)

@@ -196,7 +196,7 @@ def _slower_when_cold(at: Situation) -> Rate | None:
 
 def _room(at: Situation, *kinds: str) -> tuple[float, str]:
     """Bytes of the least of these of the host, and its name: memory leaves three tenths to programs."""
-    share = {"memory": 0.7, "cgroup_memory": 0.7, "shared_memory": 1.0}
+    share = {"memory": 0.7, "cgroup_memory": 0.7, "free_shared_memory": 1.0}
     known = ((at.recording.host.get(f"{kind}_bytes"), kind) for kind in kinds)
     rooms = [(share[kind] * float(size), kind) for size, kind in known if size]
     return min(rooms, default=(math.inf, "memory"))
@@ -225,10 +225,14 @@ def without_reading(at: Situation) -> Iterable[Change]:
         why = reason
     error = math.hypot(0.05, error_s / max(left_s, 0.1 * now.worker_s)) if now.worker_s else 0.05
     whole = (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
-    room, kind = _room(at, "memory", "cgroup_memory", "shared_memory")
+    room, kind = _room(at, "memory", "cgroup_memory", "free_shared_memory")
     no_room = whole > room and not isinstance(why, Vain)
     memory = f"the {units.size(room)} that there are of {kind.replace('cgroup', 'its').replace('_', ' ')}"
     needs = f"{units.size(whole)} of memory" if whole else "memory for the whole dataset"
+    first = not any(begun.epoch for begun in at.recording.passes)
+    if storage.limits and whole and first and not _outgrows_memory(at, whole / (at.dataset_samples or 1)):
+        later = f"; its {units.size(whole)} fit into memory, from where later epochs may read them anyway"
+        why = type(why)(why + later)
     yield Change(family="cache", remedy="cache in RAM", then=now if no_room else then, effort=Effort.CODE,
                  why=Vain(f"{units.size(whole)} of data do not fit into {memory}") if no_room else why,
                  command="cp -r DATA /dev/shm/  # and give the script that path", needs=needs, extra_error=error,

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from feedline.profiling.explain.remedies.remedy import Effort
+from feedline.profiling.record.recording import LoaderPass
 from tests.profiling.recordings import made
 from tests.profiling.remedy_runs import (
     TRIALS,
     first,
     helping,
     of_family,
+    reading,
     slow_transform,
     trials_of,
     with_loader,
@@ -98,9 +100,18 @@ def test_a_cache_has_the_room_that_is_there() -> None:
     loader = replace(seen.train_loader, dataset_samples=1000)
     seen = replace(seen, loaders=[loader], costs=replace(seen.costs, read_bytes=100_000.0))
     host = {**seen.host, "memory_bytes": 512 << 30, "cgroup_memory_bytes": 16 << 30}
-    small, large = (replace(seen, host={**host, "shared_memory_bytes": size}) for size in (64 << 20, 8 << 30))
-    assert "do not fit into the 67.1 MB that there are of shared memory" in of_family(small, "cache")[0].why
+    small, large = (replace(seen, host={**host, "free_shared_memory_bytes": size}) for size in (64 << 20, 8 << 30))
+    assert "do not fit into the 67.1 MB that there are of free shared memory" in of_family(small, "cache")[0].why
     assert not of_family(large, "cache")[0].vain
+
+
+def test_a_first_epoch_of_what_fits_into_memory_says_so() -> None:
+    """Nobody buys a disk for one epoch: later ones may come from the page cache. Not said of what outgrows it, nor
+    where a second pass waited for storage, too."""
+    for samples, epoch, said in ((20_000, 0, True), (20_000_000, 0, False), (20_000, 1, False)):
+        seen = with_loader(reading(), dataset_samples=samples)
+        seen = replace(seen, host={**seen.host, "memory_bytes": 16 << 30}, passes=[LoaderPass(epoch=epoch)])
+        assert ("later epochs may read them anyway" in of_family(seen, "storage")[0].why) is said
 
 
 def test_no_shards_of_less_resolution_than_the_crops_are_offered() -> None:
