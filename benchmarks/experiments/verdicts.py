@@ -97,7 +97,7 @@ def run(plant: str, pictures: str, seconds: float, hogs: int, keep: Path | None,
 
 
 def judged(kind: Kind, found: Diagnosis) -> dict[str, Any]:
-    top, place = next((one.remedy for one in found.predictions if one.helps), NONE_HELPS), place_of(found)
+    top, place = found.first.remedy if found.first else NONE_HELPS, place_of(found)
     return {
         "bound": found.bound,
         "place": place,

@@ -28,6 +28,8 @@ class Torch(WatchedLoader):
 
     def attach(self, module: Any, feeds: Feeds) -> None:
         super().attach(module, feeds)
+        # A subclass may ask for its one iterator itself, as ultralytics' does; within `__iter__` it passes through.
+        feeds.patches.replace(getattr(module, self.loader), "_get_iterator", functools.partial(self._iter, feeds))
         home = module if hasattr(module, "_worker_loop") else module._utils.worker  # whose loop the workers run
         feeds.patches.replace(getattr(module, self.iterator), "__next__", functools.partial(_next, feeds))
         feeds.patches.replace(

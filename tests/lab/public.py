@@ -103,7 +103,7 @@ def studied(public: Public, checkouts: Path, work: Path, packages: Path) -> dict
 
     profile = profiled(None, *public.options)
     verdict = profile["verdict"]
-    first = next((one for one in profile["predictions"] if one["helps"]), None)
+    first = next((one for one in profile["predictions"] if one["remedy"] == verdict["first"]), None)
     way = carried_out_by(script, first) if first else None
     gain, logs = None, list[float]()
     if first and way and not way[0]:

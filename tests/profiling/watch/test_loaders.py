@@ -17,6 +17,7 @@ LOADERS = {
     "no workers": "DataLoader(data, batch_size=8)",
     "persistent workers": "DataLoader(data, batch_size=8, num_workers=2, persistent_workers=True)",
     "iterable": "DataLoader(Stream(), batch_size=8, num_workers=1)",
+    "one iterator for all epochs": "Kept(data, batch_size=8, num_workers=1)",
     "stateful": "StatefulDataLoader(data, batch_size=8, num_workers=1)",
     "nodes": "nodes.Loader(nodes.Mapper(nodes.Batcher(nodes.IterableWrapper(data), batch_size=8), default_collate))",
 }
@@ -32,6 +33,21 @@ def test_loaders_of_all_kinds(work: Path, name: str) -> None:
         class Stream(IterableDataset):
             def __iter__(self):
                 yield from data
+        class Kept(DataLoader):  # as ultralytics' and timm's do
+            batches = None
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                object.__setattr__(self, "batch_sampler", Endless(self.batch_sampler))
+            def __iter__(self):
+                self.batches = self._get_iterator() if self.batches is None else self.batches
+                for _ in range(len(self.batch_sampler.sampler)):
+                    yield next(self.batches)
+        class Endless:
+            def __init__(self, sampler):
+                self.sampler = sampler
+            def __iter__(self):
+                while True:
+                    yield from self.sampler
         if {name in ("stateful", "nodes")}:
             from torch.utils.data import default_collate
             from torchdata import nodes
@@ -40,13 +56,15 @@ def test_loaders_of_all_kinds(work: Path, name: str) -> None:
         def train():
             for batch in loader:
                 step(batch)
-        train()
+        for epoch in range({20 if "epochs" in name else 1}):
+            train()
         """,
     )
     found = seen(argv, legs=chosen_legs(True), lines=True, rounds=1)
     assert set(rates(found)) >= {"normal", "cached", "loader_only", "kept", "cold"}
     assert hits(found.lines, "trainer")["optimizer.step()"] == 30
     assert not [note for note in found.notes if "legs" in note or "lines" in note]
+    assert [one.kind == "unwatched" for one in found.loaders] == [False]
 
 
 def test_a_loader_that_a_thread_draws_from(work: Path) -> None:
