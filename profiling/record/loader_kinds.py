@@ -33,6 +33,15 @@ KINDS = {
     "feedline": LoaderKind(call="Loader(…, {})", reads="ahead"),
 }
 
+MADE_BY = {
+    "transformers": dict.fromkeys(
+        ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"), "TrainingArguments(…, dataloader_{})"
+    ) | {"batch_size": "TrainingArguments(…, per_device_train_{})"},
+    "ultralytics": {"num_workers": "model.train(…, workers={value})", "batch_size": "model.train(…, batch={value})"},
+    "keras": {"num_workers": "PyDataset.__init__(self, workers={value}, use_multiprocessing=True)"},
+}
+"""Libraries that make a script's loaders themselves: where each setting of them is given, with {} for NAME=VALUE."""
+
 
 def loader_kind(name: str) -> LoaderKind:
     return KINDS.get(name, LoaderKind())

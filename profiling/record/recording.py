@@ -78,6 +78,8 @@ class LoaderSeen:
     """torch's, at least so many: a worker sends each on its own."""
     made: int = 1
     """How many objects took this place one after the other: a script may make its loader anew for every epoch."""
+    made_by: str = ""
+    """The library that made it for the script (`loader_kinds.MADE_BY`); "" where the script did."""
     background: bool = False
     """Another thread than the one that trains draws its batches: what that waits is not what the loop waits."""
     refused: str | None = None

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from feedline.profiling.record.journal import Compute
+from feedline.profiling.watch.rules import made_by
 
 T = TypeVar("T")
 MOST_SAMPLES = 10**12
@@ -179,6 +180,7 @@ class Loaders:
             number = next(former, len(self.about))
             if number == len(self.about):
                 self.about.append({"id": number, "kind": kind, "made": 0, **its[1]})
+                self.about[number]["made_by"] = made_by(sys._getframe(1), one)
                 if kind == "torch" and (own := own_code(one)):
                     self.about[number]["refused"] = own
                 self._roles.append(its)

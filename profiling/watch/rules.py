@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from types import CodeType, FrameType
+from typing import Any
 
+from feedline.profiling.record.loader_kinds import MADE_BY
 from feedline.profiling.watch.calls import UNKNOWN, called, source_line, variable
 from feedline.profiling.watch.evidence import LOCK, READ, SLEEP, WAIT
 
@@ -102,7 +104,8 @@ WORKER = Rules(
         Rule("transform", "/torchvision/transforms/ /torchvision/tv_tensors/"),
         Rule("read", "/torchvision/datasets/"),
         # other transforms
-        Rule("transform", "/albumentations/ /albucore/ /imgaug/ /kornia/ /timm/data/"),
+        Rule("transform", "/albumentations/ /albucore/ /imgaug/ /kornia/ /timm/data/ /monai/transforms/"
+             " /torchio/transforms/ /ultralytics/data/augment.py"),
         Rule("transform", "/PIL/ImageOps.py /PIL/ImageEnhance.py /PIL/ImageFilter.py /PIL/Image.py"),
         # webdataset
         Rule("read", "/webdataset/tariterators.py /webdataset/gopen.py /webdataset/cache.py"),
@@ -168,6 +171,7 @@ TRAINER = Rules(
 COMPOSERS = (
     r"/torchvision/transforms/(transforms|v2/_container)\.py:Compose\.(__call__|forward)"
     r"|/albumentations/core/composition\.py:\w+\.__call__"
+    r"|/monai/transforms/compose\.py:|/torchio/transforms/.*/composition\.py:|/ultralytics/data/augment\.py:Compose\."
 )
 """Frames (file:qualified name) that call one transform after the other: the frame they called is the transform."""
 BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
@@ -179,7 +183,7 @@ OF_THE_USER = ("blocked", "lock", "collate", "transform")
 """Stages whose place is the user's own function, where one is within the library's that decides."""
 OF_DATASETS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # no transforms themselves
 CALLERS = ("/torchvision/datasets/", "/webdataset/")  # of a transform, and none
-PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py")
+PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py", "/monai/transforms/transform.py")
 
 
 def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda: None) -> Place:
@@ -349,3 +353,15 @@ def own_place(frame: FrameType) -> str:
         if not is_library(file) and not is_ours(file):
             return f"{slashed(file).rpartition('/')[2]}:{line_of(one)}"
     return "a library"
+
+
+def made_by(frame: FrameType, loader: Any) -> str:
+    """The library whose loop asks a loader that it makes itself; "" for one that the script makes."""
+    for one in frames(frame):
+        file = one.f_code.co_filename
+        if (name := package(file)) in MADE_BY:  # keras takes the script's own, too
+            dataset = type(getattr(loader, "dataset", None)).__module__.partition(".")[0]
+            return name if name != "keras" or dataset == name else ""
+        if not is_library(file) and not is_ours(file):
+            break
+    return ""

@@ -59,8 +59,9 @@ def pinned(at: Situation) -> Iterable[Change]:
         then, error = replace(at.now, step_s=left_s), 0.15  # unpickling stays under the same lock
         share, faster = units.percent(at.measured.trainer.shares.copy), units.times(PINNED_SPEEDUP)
         why = f"copies take {share} of a step; pinned ones are typically {faster} as fast (not measured here)"
+    command = loader_line(at, "pin_memory=True") + "\nimages = images.to(device, non_blocking=True)"
     yield Change(family="pin", remedy="pin_memory=True", then=then, effort=Effort.SETTING, why=why, extra_error=error,
-                 command=loader_line(at, "pin_memory=True") + "\nimages = images.to(device, non_blocking=True)",
+                 command=command.lstrip(),
                  settings={"pin_memory": True}, cause=at.measured.trainer.shares.copy >= COPY_BOUND,
                  ceiling_times=math.inf)  # fmt: skip
 

@@ -136,7 +136,7 @@ def other_workers(at: Situation) -> Iterable[Change]:
             unknown = math.hypot(error_between(_with_threads(at, then), then), error_between(then, taken))
         if more and missing_batches(at):  # each has batches of its own ahead: some of the long waits, or all
             then, unknown = even(then, math.sqrt(at.factor)), abs(math.log(at.factor)) / 4
-        shares_out = iterates(at) and count > 1
+        shares_out = iterates(at) and count > 1 and not (at.measured.loader and at.measured.loader.made_by)
         yield Change(
             family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
             effort=Effort.SETTING, why=_why_workers(at, then), settings={"num_workers": count},
@@ -237,7 +237,7 @@ def faster_starts(at: Situation) -> Iterable[Change]:
     drawn = at.measured.own_part[1] / at.measured.rates.start_share if at.measured.drawn_at_start else 0.0
     cause = at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data and not drawn
     if now.epoch_start_s >= HARDLY * whole_s and iterates(at):
-        kept = "" if loader.persistent_workers else "DataLoader(…, persistent_workers=True)  # spares the processes\n"
+        kept = "" if loader.persistent_workers else f"{_kept_line(at)}  # spares the processes\n"
         yield Change(
             family="stage", remedy="epochs that begin faster", target="start", effort=Effort.CODE, at_most=True,
             then=replace(now, epoch_start_s=0.0), cause=cause,
@@ -256,10 +256,14 @@ def faster_starts(at: Situation) -> Iterable[Change]:
             then=replace(now, epoch_start_s=max(at.kept_start_s(now.worker_s), min(1.0, drawn) * now.epoch_start_s)),
             cause=cause,
             why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
-            command="DataLoader(…, persistent_workers=True)" + "  # once, before the first epoch" * anew,
+            command=_kept_line(at) + "  # once, before the first epoch" * anew,
             settings={} if anew else {"persistent_workers": True},
             changes="what the script sets in its dataset between epochs reaches the workers no more",
         )  # fmt: skip
+
+
+def _kept_line(at: Situation) -> str:
+    return loader_line(at, "persistent_workers=True")
 
 
 def kept_iterator(at: Situation) -> Iterable[Change]:
@@ -340,7 +344,7 @@ def larger_batches(at: Situation) -> Iterable[Change]:
         return
     yield Change(
         family="batch", remedy=f"batch_size={2 * batch}", then=replace(at.now, step_s=at.now.step_s * (1 - data / 2)),
-        effort=Effort.CODE, command=f"DataLoader(…, batch_size={2 * batch})", extra_error=0.1,
+        effort=Effort.CODE, command=loader_line(at, f"batch_size={2 * batch}"), extra_error=0.1,
         why=f"batches are ready, and handing over takes {units.percent(data)} of the time: half as many take half",
         changes="twice the batch: fewer optimiser steps an epoch, another learning rate",
     )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any
 
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
+from feedline.profiling.record.loader_kinds import MADE_BY
 from feedline.profiling.record.recording import LoaderSeen, Recording, Trial
 
 
@@ -108,10 +109,13 @@ def without_handover(at: Situation) -> float:
 
 
 def loader_line(at: Situation, words: str, of_torch: str = "") -> str:
-    """The call that makes the script's loader, with these words, and those that torch's alone needs."""
-    kind = at.measured.storage.kind
-    if kind.by_setting is not None:
-        return kind.by_setting[words.partition("=")[0]].format(words)
+    """The call that makes the script's loader, with these words, and those that torch's alone needs; "" where whoever
+    makes it takes no such setting."""
+    kind, loader = at.measured.storage.kind, at.measured.loader
+    by_setting = MADE_BY.get(loader.made_by, kind.by_setting) if loader is not None else kind.by_setting
+    if by_setting is not None:
+        name, _, value = words.partition("=")
+        return by_setting.get(name, "").format(words, value=value)
     return kind.call.format(words) if kind.call else f"DataLoader(…, {words}{of_torch})"
 
 

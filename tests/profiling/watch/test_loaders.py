@@ -162,6 +162,30 @@ def test_a_loader_that_iterates_torchs_iterators_with_one_inside(work: Path) -> 
     assert not [note for note in found.notes if "legs" in note]
 
 
+def test_who_makes_a_loader_is_told(work: Path) -> None:
+    """A library whose loop it is takes its settings; keras asks a loader of the script's own, too."""
+    for package in ("ultralytics", "keras"):
+        home = work / "site-packages" / package
+        home.mkdir(parents=True)
+        (home / "engine.py").write_text(
+            "from torch.utils.data import DataLoader\n"
+            "def train(data, step):\n    for batch in DataLoader(data, batch_size=8):\n        step(batch)\n"
+        )
+    argv = script(
+        work,
+        """
+        sys.path.insert(0, os.path.join(os.path.dirname(__file__), "site-packages"))
+        import keras.engine, ultralytics.engine
+        ultralytics.engine.train(data, step)
+        for batch in DataLoader(data, batch_size=16):
+            step(batch)
+        keras.engine.train(data, step)
+        """,
+    )
+    found = seen(argv, legs=(), steps=None)
+    assert [one.made_by for one in found.loaders] == ["ultralytics", "", ""]
+
+
 def test_feedlines_own_loader(work: Path) -> None:
     pytest.importorskip("simplejpeg")
     from tests.lab import tiny_split

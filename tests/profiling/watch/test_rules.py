@@ -168,6 +168,21 @@ def slic(look):
     assert seen(names["slic"]).transform == "slic"
 
 
+def test_a_transform_of_monai_goes_by_its_own_name() -> None:
+    """Between a Compose and what that calls stand functions of its own."""
+    codes = {
+        "transform.py": "def apply_transform(transform, look):\n    return transform(look)\n",
+        "compose.py": "def execute_compose(look, transforms):\n    return apply_transform(transforms[0], look)\n"
+        "class Compose:\n    def __call__(self, look):\n        return execute_compose(look, [Zoom()])\n",
+        "spatial/array.py": "class Zoom:\n    def __call__(self, look):\n        return resample(look)\n"
+        "def resample(look):\n    return look()\n",
+    }
+    names = dict[str, Any]()
+    for file, code in codes.items():
+        exec(compile(code, f"/x/site-packages/monai/transforms/{file}", "exec"), names)
+    assert seen(names["Compose"]()).transform == "Zoom"
+
+
 def test_a_dataset_that_calls_a_transform_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     transforms, datasets = (pytest.importorskip(f"torchvision.{name}") for name in ("transforms", "datasets"))
     found: list[Place] = []

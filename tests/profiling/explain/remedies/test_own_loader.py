@@ -23,6 +23,21 @@ def test_fewer_workers_are_not_refused_for_want_of_waiting() -> None:
     assert more and all("hardly waits for data" in one.why for one in more)
 
 
+def test_a_loader_that_a_library_makes_is_set_there() -> None:
+    seen = made(wait_s=0.2, compute_s=0.01, workers=1, cores=4, stages={"decode": 0.004}, ceiling=3200.0)
+    for library, line in (
+        ("", "DataLoader(…, num_workers=4, persistent_workers=True)"),
+        ("transformers", "TrainingArguments(…, dataloader_num_workers=4)"),
+        ("ultralytics", "model.train(…, workers=4)"),
+        ("keras", "PyDataset.__init__(self, workers=4, use_multiprocessing=True)"),
+    ):
+        loaders = [replace(seen.loaders[0], made_by=library)]
+        found = of_family(replace(seen, loaders=loaders), "workers")
+        assert next(one.command for one in found if one.remedy == "num_workers=4") == line
+    (pin,) = of_family(replace(seen, loaders=loaders), "pin")
+    assert pin.command == "images = images.to(device, non_blocking=True)"
+
+
 def test_a_worker_that_sleeps_is_not_said_to_read() -> None:
     stages = {"decode": 0.0004, "blocked": 0.0045}
     seen = made(wait_s=0.08, compute_s=0.01, stages=stages, stages_cpu={"decode": 0.0004}, cores=2)
