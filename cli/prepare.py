@@ -59,9 +59,12 @@ def outputs(texts: list[str], picture: Settings) -> "tuple[Output, ...]":
     from feedline.preprocess.config import parse_output
     from feedline.preprocess.picture import Output
 
-    if not texts and picture["codec"] == "keep":
-        if (picture["size_px"], picture["resize"]) != (Output.size_px, Output.resize):
-            raise UsageError("--codec keep takes the files as they are: leave --size and --resize out")
+    if (not texts and picture["codec"] == "keep") or {*texts} == {"keep"}:
+        given = [name for name, value in picture.items() if name != "codec" and value != getattr(Output, name)]
+        if given:
+            raise UsageError(
+                f"keep takes the files as they are: leave --{given[0].removesuffix('_px').replace('_', '-')} out"
+            )
         return (parse_output("keep"),)
     if not texts:
         return (Output(**picture),)

@@ -24,11 +24,15 @@ Splits = dict[str, tuple[bytes, Manifest]]
 """Index and manifest by folder."""
 
 
-def held_receipt(store: Store, order: Order, split: str, shard: int) -> Receipt | None:
-    """The receipt of a finished shard whose files are there with the right size; None when it must be done. What lies
-    in quarantine may have been mended since."""
+def held_receipt(store: Store, order: Order, split: str, shard: int, stamp: str) -> Receipt | None:
+    """The receipt of a finished shard whose files are there with the right size, and those it was made of as they
+    were; None when it must be done. What lies in quarantine may have been mended since."""
     receipt = Receipt.from_bytes(store.read(f"{WORK}/{receipt_name(order.plan_hash, split, shard)}") or b"")
-    if receipt is None or (receipt.quarantined and receipt.formats != order.fingerprint.formats):
+    if (
+        receipt is None
+        or receipt.stamp != stamp
+        or (receipt.quarantined and receipt.formats != order.fingerprint.formats)
+    ):
         return None
     folders = order.config.folders(split)
     files = {f"{folder}/{done.name}": done.bytes for folder, done in zip(folders, receipt.shards, strict=True)}

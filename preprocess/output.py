@@ -21,7 +21,7 @@ from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.base.files import TEMPORARY, exchange, sole_use, write_error
 from feedline.pipeline.base.process import signals_held
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, NOT_IN_PLACE, Manifest
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, NOT_IN_PLACE, UNFINISHED, Manifest
 from feedline.pipeline.format.shard_tar import SHARD_NAME
 from feedline.preprocess import quarantine
 from feedline.preprocess.quarantine import QUARANTINE
@@ -29,7 +29,6 @@ from feedline.preprocess.receipts import receipts_folder
 from feedline.preprocess.sources.base import SPLITS
 from feedline.preprocess.store import WORK, LocalStore, ObjectStore, Store
 
-PLAN = f"{WORK}/plan.json"
 PlanFile = dict[str, Any]
 """What is in it: plan_hash, said (the plan in a few words), folders, formats (as in a `Fingerprint`)."""
 NEW = f"{WORK}/new"
@@ -85,7 +84,7 @@ def is_ours(name: str) -> bool:
 
 def unfinished_plan(store: Store) -> PlanFile | None:
     """What the running or killed job wrote down; empty when it is damaged, None when there is no such job."""
-    return read_fields(store, PLAN)
+    return read_fields(store, UNFINISHED)
 
 
 def read_fields(store: Store, name: str) -> dict[str, Any] | None:
@@ -235,14 +234,14 @@ def begin(store: Store, plan: PlanFile, run: str, *, anew: bool) -> None:
 
 def write_plan(store: Store, plan: PlanFile) -> None:
     try:
-        store.write(PLAN, (json.dumps(plan, sort_keys=True) + "\n").encode())
+        store.write(UNFINISHED, (json.dumps(plan, sort_keys=True) + "\n").encode())
     except OSError as error:
         raise write_error(error, f"writing in {store.address}") from error
 
 
 def end(store: Store) -> None:
     """Removes the work folder. A straggler of this run can then publish nothing more."""
-    store.delete(PLAN)
+    store.delete(UNFINISHED)
     store.delete_tree(WORK)
     store.delete_folder_if_empty(QUARANTINE)
 

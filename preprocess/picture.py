@@ -28,7 +28,7 @@ from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.codecs import jpeg
 from feedline.pipeline.codecs.base import Codec, Subsampling
 from feedline.pipeline.codecs.crop_jpeg import JpegError
-from feedline.pipeline.codecs.pillow import FORMATS, NAMES, lacking, loaded, words_of
+from feedline.pipeline.codecs.pillow import FORMATS, NAMES, NotSupported, lacking, loaded, without_limit, words_of
 from feedline.pipeline.codecs.table import CODECS
 
 Resize = Literal["shortest", "square", "crop", "stretch", "none"]
@@ -195,11 +195,12 @@ class Preparer:
 
     def _decode_pillow(self, data: bytes) -> tuple[Image.Image, str]:
         try:
-            image, rgb = loaded(data, self._check_size)
+            with without_limit():
+                image, rgb = loaded(data, self._check_size)
         except (BadImage, MemoryError):
             raise
-        except Image.DecompressionBombError as error:
-            raise BadImage("too many pixels", str(error)) from None
+        except NotSupported as error:
+            raise not_supported(str(error)) from None
         except Image.UnidentifiedImageError as error:
             words = next((text for text in words_of(error) if "not installed" in text), "")
             raise (not_supported(words) if words else BadImage("not an image")) from None
@@ -256,7 +257,7 @@ def turned(image: Image.Image, data: bytes) -> Image.Image:
     """As EXIF orientation says; EXIF that cannot be parsed says nothing. Pillow has turned a TIFF already, always."""
     if data[:4] in (b"II*\0", b"MM\0*"):
         return image
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_limit():
         warnings.simplefilter("ignore")
         try:
             orientation = Image.open(io.BytesIO(data), formats=NAMES).getexif().get(0x0112, 1)

@@ -40,6 +40,8 @@ class ShardTask(Columns):
     """Position -> file in quarantine to read instead (a sample to be tried again)."""
     stats_P2: npt.NDArray[np.int64] | None = None
     """Size and time (ns) of each path when the plan was made, -1 where that is not known; None watches nothing."""
+    stamp: str = ""
+    """`Plan.stamp` of it."""
 
     def where(self) -> list[Where]:
         rows = zip(self.path_N.tolist(), self.offsets_N.tolist(), self.lengths_N.tolist(), self.keys, strict=True)
@@ -73,6 +75,28 @@ class Plan:
     splits: list[SplitPlan]
     stats_P2: npt.NDArray[np.int64] | None = None
     """Size and time of the columns' paths, which must stay so; None watches nothing."""
+    unpacked_P: npt.NDArray[np.bool_] | None = None
+    """Which paths were unpacked for this job."""
+    unpacked_anew: bool = False
+    """By each run of it: their times tell nothing."""
+
+    def stamp(self, split: SplitPlan, shard: int) -> str:
+        """Of the sizes and times of the files that a shard is made of: another one, and what was made of them is not
+        what would be made now."""
+        paths_N = self.columns.path_N[split.rows_N[split.starts[shard] : split.starts[shard + 1]]]
+        return self._stamp(paths_N, without=self.unpacked_anew)
+
+    def source_stamp(self) -> str:
+        """Of all files that were not unpacked."""
+        return self._stamp(np.unique(self.columns.path_N), without=True)
+
+    def _stamp(self, paths_N: npt.NDArray[Any], *, without: bool) -> str:
+        if self.stats_P2 is None:
+            return ""
+        stats_N2 = self.stats_P2[paths_N]
+        if without and self.unpacked_P is not None:
+            stats_N2 = stats_N2[~self.unpacked_P[paths_N]]
+        return hashlib.sha256(stats_N2.tobytes()).hexdigest()[:16]
 
     def task(self, split: SplitPlan, shard: int, mended: dict[int, str] | None = None) -> ShardTask:
         """The descriptors of one shard, with only the paths it needs."""
@@ -85,6 +109,7 @@ class Plan:
             shard=shard,
             mended=mended or {},
             stats_P2=None if self.stats_P2 is None else self.stats_P2[used],
+            stamp=self.stamp(split, shard),
         )
 
 
@@ -96,8 +121,11 @@ def make_plan(
     *,
     stats_P2: npt.NDArray[np.int64] | None = None,
     staging: str = "",
+    staging_stays: bool = True,
 ) -> Plan:
-    """`staging` is the folder of what was unpacked, "" for none. Raises UsageError when there are no samples."""
+    """`staging` is the folder of what was unpacked, "" for none; `staging_stays`: for the next run of the job, too.
+    Raises UsageError when there are no samples.
+    """
     if not len(columns):
         raise UsageError(f"{config.source} has no samples")
     ranks_N = keyed_ranks(columns.keys, config.seed, "shuffle")
@@ -107,7 +135,14 @@ def make_plan(
         if bool(np.any(columns.splits_N == number))
     ]
     identity = plan_hash(columns, splits, config, classes, fingerprint, staging)
-    return Plan(hash=identity, columns=columns, splits=splits, stats_P2=stats_P2)
+    return Plan(
+        hash=identity,
+        columns=columns,
+        splits=splits,
+        stats_P2=stats_P2,
+        unpacked_P=np.array([is_staged(path, staging) for path in columns.paths], bool),
+        unpacked_anew=not staging_stays,
+    )
 
 
 def plan_split(

@@ -24,6 +24,7 @@ from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
 from feedline.pipeline.base.status_line import status_line
 from feedline.pipeline.base.text import count_of
+from feedline.pipeline.format.manifest import UNFINISHED
 from feedline.preprocess import commit, output, quarantine
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import Engine, EngineRun
@@ -108,7 +109,9 @@ class Preparation:
         columns, self.classes, stats_P2 = gather(config, source, staging, self.on_note)
         self.seconds["index"] = time.monotonic() - started
         made_by = fingerprint(config.outputs)
-        self.plan = make_plan(columns, config, self.classes, made_by.encoder, stats_P2=stats_P2, staging=str(staging))
+        stays = isinstance(self.place, LocalStore)
+        self.plan = make_plan(columns, config, self.classes, made_by.encoder, stats_P2=stats_P2, staging=str(staging),
+                              staging_stays=stays)  # fmt: skip
         self.seconds["plan"] = time.monotonic() - started - self.seconds["index"]
         self.order = Order(
             run=uuid.uuid4().hex[:12],
@@ -138,8 +141,11 @@ class Preparation:
             output.check_formats(place, done, made_by.formats, retry)
             if done and not self.tried and not resumes and output.is_whole(place, done):
                 output.end(place)
-                self.on_note("already prepared: nothing to do (--overwrite would do it again)")
                 there, report = commit.found(done), output.read_fields(place, output.REPORT) or {}
+                self.on_note("already prepared: nothing to do (--overwrite would do it again)")
+                if report.get("source_stamp", self.plan.source_stamp()) != self.plan.source_stamp():
+                    self.on_note("files of the source have other sizes or times than then: where their contents are "
+                                 "others, --overwrite")  # fmt: skip
                 report |= there | commit.speed([], 0.0, 0.0)
                 return report | self._about_run(EngineRun(), there["input_samples"]) | {"already_complete": True}
         self.mended: dict[tuple[str, int], dict[int, str]] = {}
@@ -199,7 +205,8 @@ class Preparation:
             for shard in range(split.shards):
                 at = split.split, shard
                 if at not in self.receipts:
-                    held = None if at in again else commit.held_receipt(self.store, self.order, *at)
+                    stamp = self.plan.stamp(split, shard)
+                    held = None if at in again else commit.held_receipt(self.store, self.order, *at, stamp)
                     if held is None:
                         left.append((split, shard))
                     else:
@@ -271,6 +278,7 @@ class Preparation:
             },
             "folders": list(splits),
             "plan_hash": self.plan.hash,
+            "source_stamp": self.plan.source_stamp(),
             "versions": versions(),
             **self._about_run(ran, resumed),
         }
@@ -300,7 +308,7 @@ def staging_folder(store: Store) -> Generator[Path]:
     try:
         yield folder
     finally:
-        if not any((store.root / place / output.PLAN).exists() for place in ("", output.NEW)):  # nothing to resume
+        if not any((store.root / place / UNFINISHED).exists() for place in ("", output.NEW)):  # nothing to resume
             shutil.rmtree(folder, ignore_errors=True)
             store.delete_folder_if_empty(WORK)
 

@@ -45,6 +45,8 @@ class Receipt:
     """Index rows of each output."""
     quarantined: list[Quarantined] = field(default_factory=list[Quarantined])
     notes: dict[str, int] = field(default_factory=dict[str, int])
+    stamp: str = ""
+    """Of the source's files that it was made of (`Plan.stamp`)."""
 
     def to_bytes(self) -> bytes:
         """SHA-256 of the rest, and a line of JSON."""

@@ -30,13 +30,14 @@ from feedline.pipeline.format.manifest import (
     INDEX,
     MANIFEST,
     NOT_IN_PLACE,
+    UNFINISHED,
     Index,
     Manifest,
     read_index,
 )
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header, padding_bytes
 from feedline.preprocess import quarantine
-from feedline.preprocess.output import PLAN, REPORT, is_exchanging, prepared_folders, read_fields
+from feedline.preprocess.output import REPORT, is_exchanging, prepared_folders, read_fields
 from feedline.preprocess.sources.base import SPLITS
 from feedline.preprocess.store import Store, open_store
 
@@ -84,13 +85,13 @@ def verify(
     store = open_store(out, storage_options)
     problems: list[Problem] = []
     if is_exchanging(store) or store.size(NOT_IN_PLACE) is not None:
-        problems.append(Problem(PLAN, "", HALF_EXCHANGED))
+        problems.append(Problem(UNFINISHED, "", HALF_EXCHANGED))
     folders = sorted(prepared_folders(store, linked=True), key=lambda folder: (folder.rpartition("/")[0], folder))
     if store.size(MANIFEST) is not None:
         folders = [""]
     splits = [split for folder in folders if (split := load(store, folder, problems)) is not None]
     if not any(store.size(f"{folder}/{MANIFEST}".lstrip("/")) for folder in folders):
-        if store.read(PLAN) is not None:
+        if store.read(UNFINISHED) is not None:
             raise DatasetError(f"{store.address} holds an unfinished prepare: run its command again to resume")
         raise DatasetError(f"{store.address} is not a prepared dataset (no {MANIFEST}): run `feedline prepare` first")
     for split in splits:

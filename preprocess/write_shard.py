@@ -271,5 +271,6 @@ class ShardJob:
             rows=[Rows.of(writer.rows) for writer in self._writers],
             quarantined=self.quarantined,
             notes=dict(self.preparer.notes),
+            stamp=task.stamp,
         )
         self.store.write(f"{WORK}/{receipt_name(order.plan_hash, task.split, task.shard)}", receipt.to_bytes())

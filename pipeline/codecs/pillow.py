@@ -6,14 +6,17 @@ Pillow opens far more when it is not told what: EPS starts another program, and 
 import io
 import re
 import warnings
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, features
 
 from feedline.pipeline.base.errors import DatasetError
 
+BITS_PER_SAMPLE = 258
+"""A TIFF's tag of them, one for each colour."""
 LIBRARIES = ("pillow", "pillow-simd")
 """Distributions that decide what a picture file's pixels are."""
 
@@ -95,6 +98,16 @@ def lacking(words: str) -> str:
     return next((part.package for part in OPTIONAL if part.complaint in words), "")
 
 
+@contextmanager
+def without_limit() -> Generator[None]:
+    """Pillow's own limit of pixels set aside, for whoever has one of their own."""
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+
+
 def loaded(data: bytes, look: Callable[[int, int], None] = lambda *_: None) -> tuple[Image.Image, Image.Image]:
     """The picture as Pillow knows it, and its RGB. `look` sees width and height before a pixel is decoded. Raises
     whatever `look` and Pillow do: its parsers raise anything on damaged bytes; `words_of` has all that it said."""
@@ -127,8 +140,16 @@ def open_rgb(data: bytes) -> Image.Image:
         raise DatasetError(f"it is no image that can be decoded ({why})") from error
 
 
+class NotSupported(ValueError):
+    """Pixels of which nobody knows where black and white are."""
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Pillow's own `convert("RGB")`; 16-bit grey, which it would clip, keeps its upper eight bits."""
+    """Pillow's own `convert("RGB")`; 16-bit grey, which it would clip, keeps its upper eight bits. Raises
+    NotSupported for pixels of 32 bits: nothing says how they would become eight."""
+    tags: dict[int, Any] = getattr(image, "tag_v2", {})  # a TIFF's
+    if image.mode == "F" or (image.mode == "I" and max(tags.get(BITS_PER_SAMPLE, (16,))) > 16):
+        raise NotSupported(f"pixels of 32 bits or floating point ({image.format}): convert them to 8 or 16 bits")
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM", "TIFF")):
         grey = np.asarray(image).astype(np.int64)
         return Image.fromarray((grey >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")

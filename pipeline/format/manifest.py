@@ -142,6 +142,8 @@ def _check_depth(value: Any, levels: int = _DEEPEST) -> None:
 
 NOT_IN_PLACE = ".new.0.tmp"
 """Marks a folder of a new dataset, which is put in place of an old one, until all its folders are in their places."""
+UNFINISHED = ".feedline/plan.json"
+"""Lies in a place while a dataset is being prepared there."""
 HALF_EXCHANGED = "a prepare ended while it put a new dataset in place of the old: run its command again"
 
 

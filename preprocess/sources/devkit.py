@@ -5,7 +5,9 @@ which is the rank of the wnid among the sorted wnids of the leaf synsets. The gr
 *alphabetical* file name, whatever the order in the tar.
 """
 
+import csv
 import itertools
+import re
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,10 @@ from feedline.preprocess.sources.reading import open_remote
 
 META = "meta.mat"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-KAGGLE_HEADER = "ImageId,"
+HEADER = re.compile(r"(image|img|file)?[ _]?(name|id|path|file|image)", re.IGNORECASE)
+"""What a table calls its column of names."""
+KAGGLE = re.compile(r"(n\d{8})( +\d+)+")
+"""A wnid and where it is to be seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,17 +116,31 @@ class Truth:
         except UnicodeDecodeError as error:
             raise SourceError(f"{where} is not a text file ({error.reason} at byte {error.start})") from error
         rows: list[tuple[str, str]] = []
-        for line in lines:
-            if line and not line.startswith(KAGGLE_HEADER):
-                name, comma, label = line.partition(",")
-                if comma:
-                    label = (label.split() or [""])[0]
-                else:
-                    name, label = line.rsplit(None, 1) if len(line.split()) > 1 else ("", line)
-                rows.append((bare(name), label))
+        said: dict[str, str] = {}
+        for number, line in enumerate(lines, 1):
+            name, label = cls._row(line)
+            if not line or ("," in line and not rows and HEADER.fullmatch(name)):
+                continue
+            if not label or ("," in line and not name):
+                raise SourceError(
+                    f"{where}: line {number} lacks its {'label' if name else 'image'}: mend or remove it"
+                )
+            rows.append((name := bare(name), label))
+            if name and said.setdefault(name, label) != label:
+                raise SourceError(f"{where} says {said[name]!r} and {label!r} of image {name!r}: leave one of them")
         if len({bool(name) for name, _ in rows}) > 1:
             raise SourceError(f"{where}: some lines name their image and some do not")
         return cls(where=where, rows=rows)
+
+    @staticmethod
+    def _row(line: str) -> tuple[str, str]:
+        if "," in line:
+            name, *rest = next(csv.reader([line], skipinitialspace=True))
+            label = ",".join(rest).strip()
+            seen = KAGGLE.fullmatch(label)
+            return name.strip(), seen[1] if seen else label
+        name, label = line.rsplit(None, 1) if len(line.split()) > 1 else ("", line)
+        return name, label
 
     def labels(self, names: Sequence[str], classes: Classes, label_of_id: Mapping[int, int]) -> list[str]:
         """The images' classes by `class_id`: from wnids, class names, devkit IDs (by order), or label numbers (by
@@ -129,6 +148,9 @@ class Truth:
         """
         names = [bare(name) for name in names]
         by_name = any(name for name, _ in self.rows)
+        twice = next((name for name, following in itertools.pairwise(sorted(names)) if name == following), None)
+        if twice is not None:
+            raise SourceError(f"val image {twice!r} is there twice, so that its truth cannot be told")
         word_of = dict(self.rows) if by_name else self._by_rank(names)
         without = next((name for name in sorted(names) if name not in word_of), None)
         if without is not None:
@@ -148,10 +170,6 @@ class Truth:
         return labels
 
     def _by_rank(self, names: Sequence[str]) -> dict[str, str]:
-        ordered = sorted(names)
-        twice = next((name for name, following in itertools.pairwise(ordered) if name == following), None)
-        if twice is not None:
-            raise SourceError(f"val image {twice!r} is there twice, so that its truth cannot be told")
         count = len(names) - len(self.rows)
         if count:
             more = "without truth" if count > 0 else "missing"
@@ -162,7 +180,7 @@ class Truth:
                 f"{count_of(len(names), 'val image')}, but {self.where} has {count_of(len(self.rows), 'line')}: "
                 f"{abs(count):,} {more}{first}"
             )
-        return {name: word for name, (_, word) in zip(ordered, self.rows, strict=True)}
+        return {name: word for name, (_, word) in zip(sorted(names), self.rows, strict=True)}
 
 
 def bare(name: str) -> str:

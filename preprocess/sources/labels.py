@@ -6,7 +6,7 @@ renumber the others, nor become one of them: it is refused, as is a column of fl
 are:
 
     labels=numbers   whole numbers (also `1.0`, and `07` is 7); a sample with another label goes to quarantine
-    labels=words     every label is a class name, as it is written
+    labels=words     every label is a class name, as it is written (without blanks around it)
 """
 
 import re

@@ -100,11 +100,16 @@ def local_files(path: str, endings: tuple[str, ...], options: dict[str, Any]) ->
         raise UsageError(f"{path} does not exist")
     if not Path(path).is_dir():
         return [path]
-    paths: list[str] = []
+    paths, deeper = list[str](), list[str]()
     for folder, folders, files in os.walk(path, followlinks=True, onerror=not_listed):
         depth = len(Path(folder).relative_to(path).parts)
-        folders[:] = [name for name in folders if not name.startswith(".") and depth + 1 < FOLDER_DEPTH]
-        paths += [str(Path(folder) / name) for name in files if name.endswith(endings)]
+        folders[:] = [name for name in folders if not name.startswith(".") and depth < FOLDER_DEPTH]
+        found = (paths, deeper)[depth >= FOLDER_DEPTH]
+        found += [str(Path(folder) / name) for name in files if name.endswith(endings)]
+    known = {os.path.realpath(file) for file in paths}  # folders may be linked to one above
+    lost = next((file for file in deeper if os.path.realpath(file) not in known), None)
+    if known and lost is not None and endings[0].startswith("."):  # a manifest may be of anything
+        raise UsageError(f"{path}: {lost} lies deeper than {FOLDER_DEPTH} levels: give the folders one by one")
     return paths
 
 

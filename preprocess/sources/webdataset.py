@@ -23,6 +23,7 @@ from feedline.pipeline.format.manifest import (
     INDEX,
     MANIFEST,
     MANIFEST_BYTES,
+    UNFINISHED,
     most_index_bytes,
     read_index,
     read_manifest,
@@ -250,6 +251,9 @@ def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions
     above = folders[0].rpartition("/")[0]
     if any(folder.rpartition("/")[0] != above for folder in folders):
         raise UsageError(f"{path} holds several prepared datasets: give one of them, like {above}")
+    for place in (above, above.rpartition("/")[0]):  # of one output, of several
+        if "://" not in place and (Path(place) / UNFINISHED).exists():
+            raise SourceError(f"{place} holds an unfinished prepare: run its command again to finish it")
     splits = [read_prepared(folder, options.storage_options) for folder in folders]
     classes = splits[0][0]
     if any(other != classes for other, _ in splits):

@@ -36,7 +36,8 @@ KINDS = {
 MADE_BY = {
     "transformers": dict.fromkeys(
         ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"), "TrainingArguments(…, dataloader_{})"
-    ) | {"batch_size": "TrainingArguments(…, per_device_train_{})"},
+    )
+    | {"batch_size": "TrainingArguments(…, per_device_train_{})"},
     "ultralytics": {"num_workers": "model.train(…, workers={value})", "batch_size": "model.train(…, batch={value})"},
     "keras": {"num_workers": "PyDataset.__init__(self, workers={value}, use_multiprocessing=True)"},
 }

@@ -110,6 +110,10 @@ def test_a_size_beside_the_outputs_is_not_ignored(feedline: Commands) -> None:
     ("words", "line"),
     [
         (("a/new", "--output", "999999999999:jpeg"), "feedline: size 999999999999 px is not in 2..16384\n"),
+        (
+            ("a/new", "--codec", "keep", "--apply-orientation"),
+            "feedline: keep takes the files as they are: leave --apply-orientation out\n",
+        ),
         (("/dev/full",), "feedline: /dev/full is not a folder: choose another place for OUT\n"),
     ],
 )

@@ -99,8 +99,8 @@ def dies_after(count: int) -> Here:
 
 def prepare(source: Path | str, out: Path | str, **said: Any) -> dict[str, Any]:
     said = {"max_bad": 0.2, "shards": 4} | said
-    engine = said.pop("engine", None) or Here()
-    return door.prepare(PrepareConfig(source=str(source), out=str(out), **said), engine=engine)
+    engine, given = said.pop("engine", None) or Here(), {"on_note": said.pop("on_note")} if "on_note" in said else {}
+    return door.prepare(PrepareConfig(source=str(source), out=str(out), **said), engine=engine, **given)
 
 
 def digests(out: Path) -> dict[str, str]:

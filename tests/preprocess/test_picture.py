@@ -1,6 +1,7 @@
 """The preparer: the right pixels for every kind of file, the right sizes, a reason for everything it refuses."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,28 @@ def test_16_bit_grey_keeps_its_upper_bits() -> None:
     deep = (np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16).astype(np.uint16)
     found = pixels(saved(Image.fromarray(deep), "PNG"))
     assert np.array_equal(found[..., 0], (deep >> 8).astype(np.uint8))
+
+
+def test_pixels_of_32_bits_are_no_black_picture() -> None:
+    """Pillow clips floats from 0 to 1, and 32-bit numbers, to nothing."""
+    for deep in (np.linspace(0, 1, 4096, dtype=np.float32), np.arange(4096, dtype=np.int32) % 256):
+        with pytest.raises(BadImage) as caught:
+            pixels(saved(Image.fromarray(deep.reshape(64, 64)), "TIFF"))
+        assert caught.value.reason == "format not supported" and "32 bits" in caught.value.detail
+    deep16 = (np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16).astype(np.uint16)
+    assert pixels(saved(Image.fromarray(deep16), "TIFF")).max() == 255
+
+
+def test_the_limit_of_pixels_is_the_one_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow has one of its own, which ended the whole job where a large picture was to be turned."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for kind in ("JPEG", "PNG"):
+        data = saved(picture(100, 60), kind, exif=exif)
+        (member,) = Preparer((replace(RAW, apply_orientation=True),))(data)
+        assert member.height > member.width
+    assert Image.MAX_IMAGE_PIXELS == 500
 
 
 def test_colour_profiles_are_noted_whoever_decodes() -> None:

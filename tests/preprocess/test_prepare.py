@@ -1,5 +1,6 @@
 """The job without Spark: whole or nothing, resumed; the same bytes whatever happened."""
 
+import io
 import json
 import os
 import shutil
@@ -8,11 +9,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.scratch import PREFIX
@@ -118,6 +121,34 @@ def test_the_bytes_do_not_depend_on_interruptions(images: Path, tmp_path: Path) 
     report = prepare(images, tmp_path / "stormy")
     assert report["resumed_samples"] == 14 + 13 + 13
     assert digests(tmp_path / "calm") == digests(tmp_path / "stormy")
+
+
+def test_a_source_that_changes_between_two_runs_is_not_mixed_with_the_old(tmp_path: Path) -> None:
+    """Bitmaps of one size: other pixels, the same names and lengths, and with that the same plan."""
+
+    def paint(value: int) -> None:
+        for number in range(12):
+            place = tmp_path / "bitmaps" / "class" / f"{number}.bmp"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 40), (value, value, value)).save(place)
+
+    options: dict[str, Any] = {"outputs": (parse_output("32:raw"),), "shards": 4}
+    paint(10)
+    with pytest.raises(Killed):
+        prepare(tmp_path / "bitmaps", tmp_path / "out", engine=dies_after(2), **options)
+    paint(200)
+    report = prepare(tmp_path / "bitmaps", tmp_path / "out", **options)
+    assert report["resumed_samples"] == 0
+    for shard in (tmp_path / "out" / "train").glob("*.tar"):
+        with tarfile.open(shard) as tar:
+            data = [tar.extractfile(name) for name in tar.getnames() if name.endswith(".npy")]
+            assert {int(np.load(io.BytesIO(file.read())).max()) for file in data if file} == {200}
+    notes: list[str] = []
+    prepare(tmp_path / "bitmaps", tmp_path / "out", on_note=notes.append, **options)
+    assert not any("other sizes or times" in note for note in notes)
+    paint(10)
+    again = prepare(tmp_path / "bitmaps", tmp_path / "out", on_note=notes.append, **options)
+    assert again["already_complete"] and any("other sizes or times" in note for note in notes)
 
 
 def test_a_death_while_writing_leaves_nothing_behind(

@@ -275,6 +275,9 @@ def test_a_flat_folder_alone(tiny_ilsvrc: Path, tiny_folder: Path, tmp_path: Pat
         (["1"] * 11 + ["x.JPEG 1"], "some lines name their image and some do not"),
         (["ILSVRC2012_val_00000001.JPEG 1"], "'ILSVRC2012_val_00000002' has no truth in"),
         (["-1"] * 12, "says '-1'"),
+        (["a.jpg,cat", "b.jpg,"], "line 2 lacks its label"),
+        (["a.jpg,cat", ",dog"], "line 2 lacks its image"),
+        (["a.jpg,cat", "a.png,dog"], "says 'cat' and 'dog' of image 'a'"),
     ],
 )
 def test_wrong_ground_truth(tiny_ilsvrc: Path, tmp_path: Path, lines: list[str], complaint: str) -> None:
@@ -309,6 +312,22 @@ def test_numbers_of_a_flat_folder_alone_are_the_labels(tmp_path: Path, named: bo
         indexed(tmp_path / "val", ground_truth=str(file))
     file.write_text("\n")
     with pytest.raises(SourceError, match=r"12 val images, but .*truth\.txt has 0 lines"):
+        indexed(tmp_path / "val", ground_truth=str(file))
+
+
+def test_a_table_of_names_and_words(tmp_path: Path) -> None:
+    """With a header, quotes, and classes of several words: these were cut at the first blank, so that two eagles of
+    different kinds became one class, and the header's word a class of its own."""
+    (tmp_path / "val").mkdir()
+    for name in "abc":
+        (tmp_path / "val" / f"{name}.jpg").write_bytes(b"x")
+    file = tmp_path / "truth.csv"
+    file.write_text('filename,label\n"a.jpg","golden eagle"\nb.jpg, golden retriever\nc.jpg,"horse, brown"\n')
+    found = indexed(tmp_path / "val", ground_truth=str(file))
+    assert [entry["name"] for entry in found.classes] == ["golden eagle", "golden retriever", "horse, brown"]
+    assert found.columns.labels_N.tolist() == [0, 1, 2]
+    (tmp_path / "val" / "a.png").write_bytes(b"x")
+    with pytest.raises(SourceError, match="'a' is there twice"):
         indexed(tmp_path / "val", ground_truth=str(file))
 
 

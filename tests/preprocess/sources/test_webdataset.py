@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from feedline.pipeline.base.errors import FeedlineError, SourceError, UsageError
-from feedline.pipeline.format.manifest import INDEX, MANIFEST, Manifest, ShardInfo, index_bytes
+from feedline.pipeline.format.manifest import INDEX, MANIFEST, UNFINISHED, Manifest, ShardInfo, index_bytes
 from feedline.pipeline.format.shard_tar import ShardWriter
 from feedline.preprocess.sources.base import open_source
 from tests.preprocess.raw import Samples, indexed, samples, write_tar
@@ -382,6 +382,25 @@ def test_a_prepared_dataset_keeps_its_classes(tmp_path: Path, memory: fsspec.Abs
     assert set(plain(samples(indexed(tmp_path / "out" / "val")))) == {("val", "x/a"), ("val", "b")}
     memory.put(str(tmp_path / "out"), "/out", recursive=True)
     assert indexed("memory://out").columns.keys == found.columns.keys
+
+
+def test_an_unfinished_prepare_is_no_source(tmp_path: Path) -> None:
+    """Of two splits one may have its manifest already."""
+    prepared(tmp_path / "out", "train")
+    (tmp_path / "out" / ".feedline").mkdir()
+    (tmp_path / "out" / UNFINISHED).write_text("{}")
+    for place in (tmp_path / "out", tmp_path / "out" / "train"):
+        with pytest.raises(SourceError, match="holds an unfinished prepare: run its command again"):
+            indexed(place)
+
+
+def test_tars_too_deep_are_not_left_out(tmp_path: Path) -> None:
+    wds(tmp_path / "a.tar", ("a", 0))
+    wds(tmp_path / "p" / "q" / "b.tar", ("b", 1))
+    assert len(indexed(tmp_path).columns) == 2
+    wds(tmp_path / "p" / "q" / "r" / "c.tar", ("c", 1))
+    with pytest.raises(UsageError, match=r"r/c\.tar lies deeper than 3 levels"):
+        indexed(tmp_path)
 
 
 def test_options_for_labels_are_of_no_use_for_a_prepared_dataset(tmp_path: Path) -> None:
