@@ -14,6 +14,8 @@ from typing import Any
 from feedline.profiling.record.journal import Journal
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FOR_THE_SCRIPT = (signal.SIGUSR1, signal.SIGUSR2)
+"""What a batch system sends to all processes of a job, and a training may have a handler for: nothing ends here."""
 SAME_S = 0.25  # signals this close are one: `timeout` sends to its child, then to the whole group
 
 
@@ -109,6 +111,7 @@ def hearing() -> Generator[Interrupts]:
         if threading.current_thread() is threading.main_thread():  # nobody sends signals to other threads
             heard = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
             before = {number: signal.signal(number, interrupts.hear) for number in heard}
+            before |= {number: signal.signal(number, lambda *_: None) for number in FOR_THE_SCRIPT}
         _hearing.append(interrupts)
         yield interrupts
     finally:

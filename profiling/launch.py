@@ -43,12 +43,18 @@ try:
 except ImportError:
     if _own is not None:
         sys.modules["sitecustomize"] = _own
+_loaded = {*sys.modules}
 try:
     from feedline.profiling.probe import start_from_environment
     start_from_environment()
 except Exception:
     if os.environ.get("FEEDLINE_DEBUG"):
         raise
+_script = next((word for word in sys.orig_argv[1:] if word.endswith(".py")), "")
+_places = [os.path.dirname(os.path.abspath(_script))] if _script else [os.getcwd()]
+for _name in [one for one in sys.modules if one in sys.stdlib_module_names and one not in _loaded]:
+    if any(os.path.exists(os.path.join(place, _name + end)) for place in _places for end in (".py", "/__init__.py")):
+        del sys.modules[_name]  # the script has a module of that name, which it would have found
 '''
 LEAVE_S = 20.0  # a script that was told to stop and trains on is terminated after this long
 RECENT_S = 5.0

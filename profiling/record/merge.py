@@ -123,6 +123,9 @@ def _rows(journal: Journal, trainer: About) -> list[StepRow]:
     """Without what was noted of passes before it was known that another thread than the training one draws them."""
     background = {one["id"] for one in trainer["loaders"] if one.get("background")}
     rows = journal.rows(f"steps-{trainer['pid']}", StepRow)
+    optimized = {row.loader for row in rows if row.optimizer_s}
+    for row in rows:  # a loader may have been evaluated before the first optimiser stepped
+        row.trained = row.trained and (not optimized or row.loader in optimized)
     return [row for row in rows if row.trained or row.loader not in background]
 
 

@@ -179,7 +179,7 @@ class Capture:
         if by.background:  # perhaps since it asked
             self._background = by.loader
             return
-        self.asking = None
+        self.asking = None if self.asking is by else self.asking
         waited = self.loop.got(by, now, samples or 0, size)
         if self.device is not None:
             self.device.step_begins(waited)
@@ -231,8 +231,8 @@ class Capture:
             row.trained = True
             if self.device is not None:
                 self.device.optimizer_stepped(row)
-        unasked = loop.current is None or self.optimizer_steps - self._stepped > MOST_STEPS
-        if loop.own is not None or (unasked and not loop.any_trained):
+        ended, long = loop.current is None, self.optimizer_steps - self._stepped > MOST_STEPS
+        if loop.own is not None or (ended and long) or ((ended or long) and not loop.any_trained):
             self._own_step(optimizer)
 
     def trains_here(self) -> StepRow | None:

@@ -136,7 +136,7 @@ class Feed:
             capture.to_background(passed)
         if passed.background:
             return self._next_in_background(passed, original)
-        if capture.asking is not None:
+        if _asks(capture):
             return (self._again or original)()
         if passed.done:
             passed = self._pass = capture.go_on(passed)
@@ -250,7 +250,7 @@ class Feeds:
     def open(self, adapter: WatchedLoader, loader: Any, iterate: Callable[[Any], Any]) -> Feed | None:
         """None where the loader is not to be watched: no loop of the script's own asks it."""
         capture, director = self.capture, self.director
-        if capture.ours[threading.get_ident()] or capture.asking is not None or in_worker(sys._getframe(1)):
+        if capture.ours[threading.get_ident()] or _asks(capture) or in_worker(sys._getframe(1)):
             return None
         if capture.active:
             return Feed(self, adapter, loader, iterate)
@@ -291,6 +291,11 @@ class FedIterator:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
+
+
+def _asks(capture: Capture) -> bool:
+    """Whether this thread is being given a batch: what it iterates over meanwhile is no loop of the script's."""
+    return capture.asking is not None and capture.asking.thread == threading.get_ident()
 
 
 def in_worker(frame: FrameType | None) -> bool:

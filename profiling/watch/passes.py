@@ -99,6 +99,8 @@ class Loop:
         """Of all closed rows: seconds waited, seconds without pauses, samples."""
         self._metered = self.totals
         """What `take_metrics` has handed out."""
+        self.optimized: set[int] = set()
+        """Loaders in whose steps an optimiser stepped."""
         self._epochs: Counter[int] = Counter()
         self._open: list[Pass] = []
         self._ended: dict[tuple[int, int], dict[str, Any]] = {}
@@ -183,6 +185,10 @@ class Loop:
         of.inner.clear()
         of.before = row
         row.duration_s = now - row.start_s
+        if row.optimizer_s:
+            self.optimized.add(of.loader)
+        # A backward pass in batches behind which no optimiser steps, as it does behind others, is an evaluation's.
+        row.trained = row.trained and (not self.optimized or of.loader in self.optimized)
         if row.trained:
             self.train_steps += 1
             self.trained.add(of.loader)

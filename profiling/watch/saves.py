@@ -7,6 +7,7 @@ its suffix, the script is ended there before the file is touched.
 """
 
 import functools
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -108,7 +109,8 @@ class Saves:
     def _holding(self, original: Any, *, static: bool) -> Any:
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
-            return None if self._held and os.getpid() == self._pid else original(*args, **kwargs)
+            held = self._held and os.getpid() == self._pid and not _into_memory(*args, **kwargs)
+            return None if held else original(*args, **kwargs)
 
         return staticmethod(save) if static else save
 
@@ -125,6 +127,11 @@ class Saves:
         if model is not None and os.getpid() == self._pid:
             self._refused(f"the script was about to change {Path(os.fsdecode(model)).name} by itself")
             raise Finished
+
+
+def _into_memory(*args: Any, **kwargs: Any) -> bool:
+    """As `torch.save(state, io.BytesIO())` does, of which a script makes a copy: nothing of it is on a disk."""
+    return any(isinstance(one, io.BytesIO) for one in (*args, *kwargs.values()))
 
 
 def is_model(path: Any) -> bool:

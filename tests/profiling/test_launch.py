@@ -59,6 +59,14 @@ def test_it_looks_the_same_from_inside(profiled: Profiled, tmp_path: Path, words
     assert watched.stdout.splitlines()[0] == alone.stdout.splitlines()[0]
 
 
+def test_a_module_of_the_scripts_own_hides_the_standard_librarys_as_it_would(
+    profiled: Profiled, tmp_path: Path
+) -> None:
+    script(tmp_path, "def mine(): return 'my own'", "resource.py")
+    script(tmp_path, "import resource, sys; print(resource.mine())")
+    assert profiled("script.py", cwd=tmp_path).stdout.splitlines()[0] == "my own"
+
+
 def test_a_module(profiled: Profiled, tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
@@ -249,6 +257,22 @@ def test_a_signal_reaches_the_script_and_nothing_is_left(tmp_path: Path, number:
     assert (b"cleaned up" in output) == (number == signal.SIGINT)
     assert all_gone([int((tmp_path / "started").read_text())])
     assert (tmp_path / "out.json").exists()
+
+
+def test_a_batch_systems_warning_is_the_scripts_alone(tmp_path: Path) -> None:
+    """SIGUSR1, sent to all processes of a job before its time is over."""
+    script(tmp_path, """
+        import os, signal, time
+        signal.signal(signal.SIGUSR1, lambda *_: print("heard", flush=True))
+        open("started", "w").write(str(os.getpid()))
+        time.sleep(3)
+    """)  # fmt: skip
+    watched = subprocess.Popen([*FEEDLINE, "script.py"], cwd=tmp_path, stdout=subprocess.PIPE)
+    wait_for(tmp_path / "started")
+    for process in (watched.pid, int((tmp_path / "started").read_text())):
+        os.kill(process, signal.SIGUSR1)
+    output, _ = watched.communicate(timeout=60)
+    assert watched.returncode == 0 and output.count(b"heard") == 1
 
 
 def test_the_script_ends_with_a_feedline_that_is_killed_and_the_next_one_clears_up(

@@ -88,6 +88,7 @@ def test_an_evaluation_between_two_epochs_says_nothing_of_how_steady_the_trainin
     passes(feeds, training, 3)
     passes(feeds, SlowStart(), 3, trains=False)
     passes(feeds, training, 3)
+    capture.leave("itself")
     assert len(added) == 6
 
 

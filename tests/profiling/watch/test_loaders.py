@@ -186,6 +186,70 @@ def test_who_makes_a_loader_is_told(work: Path) -> None:
     assert [one.made_by for one in found.loaders] == ["ultralytics", "", ""]
 
 
+def test_an_evaluation_that_asks_for_gradients_trains_nothing(work: Path) -> None:
+    argv = script(
+        work,
+        """
+        def attacked(batch):
+            x, y = batch
+            x.requires_grad_()
+            nn.functional.cross_entropy(model(x), y).backward()
+            time.sleep(0.002)
+        held_out = DataLoader(data, batch_size=2)
+        for batch in held_out:  # before the first step, too
+            attacked(batch)
+        for epoch in range(4):
+            for batch in DataLoader(data, batch_size=16):
+                step(batch)
+            for batch in held_out:
+                attacked(batch)
+        """,
+    )
+    found = seen(argv, legs=(), steps=None)
+    assert [one.phase for one in found.loaders] == ["eval", "train"]
+    assert {row.samples for row in found.measured()} == {16}
+
+
+def test_a_loop_that_asks_its_loader_no_more_is_watched_on(work: Path) -> None:
+    """`itertools.cycle` keeps a pass's batches and hands them out again: they come of nothing from then on."""
+    argv = script(
+        work,
+        """
+        import itertools
+        for batch in itertools.cycle(DataLoader(data, batch_size=8, num_workers=1)):
+            step(batch)
+            if steps == 2000:
+                break
+        """,
+    )
+    found = seen(argv, legs=(), steps=300)
+    assert found.script.ended_by == "steps"
+    assert sum(row.wait_s for row in found.measured()) < 0.1 * sum(row.duration_s for row in found.measured())
+
+
+def test_a_loop_beside_a_thread_that_waits_for_a_batch_is_watched(work: Path) -> None:
+    argv = script(
+        work,
+        """
+        import threading
+        class Slow(IterableDataset):
+            def __iter__(self):
+                for number in range(3):
+                    time.sleep(0.5)
+                    yield torch.rand(4)
+        thread = threading.Thread(target=list, args=(DataLoader(Slow(), batch_size=1),))
+        thread.start()
+        time.sleep(0.2)
+        for batch in DataLoader(data, batch_size=4):
+            step(batch)
+        thread.join()
+        """,
+    )
+    found = seen(argv, legs=(), steps=None)
+    assert [(one.kind, one.phase) for one in found.loaders if one.batch_size == 4] == [("torch", "train")]
+    assert {row.samples for row in found.measured()} == {4}
+
+
 def test_feedlines_own_loader(work: Path) -> None:
     pytest.importorskip("simplejpeg")
     from tests.lab import tiny_split

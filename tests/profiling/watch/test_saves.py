@@ -56,6 +56,23 @@ def test_no_model_file_changes_from_the_first_leg_to_the_end(work: Path) -> None
     assert not [note for note in found.notes if "legs" in note]
 
 
+def test_a_copy_in_memory_is_made(work: Path) -> None:
+    argv = script(
+        work,
+        """
+        import io
+        for epoch in range(99):
+            for batch in DataLoader(data, batch_size=8):
+                step(batch)
+                copy = io.BytesIO()
+                torch.save(model.state_dict(), copy)
+                assert torch.load(io.BytesIO(copy.getvalue()))
+        """,
+    )
+    found = seen(argv)
+    assert rates(found)["cached"] == 2 and not [note for note in found.notes if "legs" in note]
+
+
 LIGHTNING = """
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
