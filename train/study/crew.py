@@ -4,7 +4,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +95,14 @@ def hire(kind: str, study: Path, settings: Mapping[str, Any], device: str, confi
 class Worker:
     """One order, and the process that carries it out now."""
 
-    def __init__(self, order: Order, ranks: int, tasks: Tasks, log: Path) -> None:
-        self._order, self._ranks, self._tasks, self._log = order, ranks, tasks, log
+    def __init__(self, order: Order, ranks: int, log: Path) -> None:
+        self._order, self._ranks, self._log = replace(order, log=str(log)), ranks, log
         self.start()
 
     def start(self) -> None:
-        self._begun = self._attempts()
-        module, words = WORKER, [self._order.to_json()]
+        self._begun = self._tasks_begun()
+        left = self._order.at_most and self._order.at_most - self._begun
+        module, words = WORKER, [replace(self._order, at_most=left).to_json()]
         if self._ranks > 1:
             words = ["--standalone", f"--nproc-per-node={self._ranks}", "-m", WORKER, *words]
             module = "torch.distributed.run"
@@ -109,24 +110,34 @@ class Worker:
             self._log_begins = file.tell()
             self.process = start_python(module, words, (), stderr=file)
 
-    def _attempts(self) -> int:
-        return sum(map(len, self._tasks.attempts().values()))
+    def _tasks_begun(self) -> int:
+        return self._order.begun.stat().st_size if self._order.begun.exists() else 0
 
     def at_work(self) -> bool:
-        """One that was killed is started anew. Raises FeedlineError where that would not help."""
+        """One that was killed is started anew, for what it may still begin. Raises FeedlineError where that would not
+        help."""
         status = self.process.poll()
         if status is None or status == 0:
             return status is None
         lines = self._log.read_bytes()[self._log_begins :].decode(errors="replace").splitlines()
         if said := next((line for line in reversed(lines) if line.startswith(STUDY_FAILED)), ""):
             raise FeedlineError(said.removeprefix(STUDY_FAILED))
-        if self._attempts() == self._begun:
+        begun = self._tasks_begun()
+        if begun == self._begun:
             raise FeedlineError(f"a worker {how_it_ended(status)} before it had begun anything: see {self._log}")
+        if begun == self._order.at_most:
+            return False
         self.start()
         return True
 
+    def tell_to_end(self) -> None:
+        self._order.ending.touch()
+        self.process.terminate()
+
     def wait(self) -> None:
         wait_or_kill(self.process, ENDING_S)
+        for file in (self._order.begun, self._order.ending):
+            file.unlink(missing_ok=True)
         if not self._log.stat().st_size:
             self._log.unlink()
 
@@ -142,13 +153,13 @@ def work_on(orders: Sequence[Order], ranks: int, tasks: Tasks, look: Callable[[]
     try:
         for number, order in enumerate(orders):
             log = logs / f"{tasks.me['host']}-{tasks.me['pid']}-{number}.log"
-            workers.append(Worker(order, ranks, tasks, log))
+            workers.append(Worker(order, ranks, log))
         while [worker for worker in workers if worker.at_work()]:
             look()
             time.sleep(LOOK_S)
     finally:
         for worker in workers:
-            worker.process.terminate()
+            worker.tell_to_end()
         for worker in workers:
             worker.wait()
     look()

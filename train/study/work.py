@@ -15,11 +15,13 @@ import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError, first_line
 from feedline.pipeline.base.files import write_error
 from feedline.train.study.tasks import Claim, LeaseLost, Task, Tasks, disk_is_full, lives
 
@@ -69,6 +71,17 @@ class Order:
     """CUDA_VISIBLE_DEVICES; None leaves it."""
     at_most: int | None = None
     """Tasks it begins before it ends."""
+    log: str = ""
+    """What it says; beside it lie `begun` and, once it is told to end, `ending`."""
+
+    @property
+    def begun(self) -> Path:
+        """A byte for each task that was begun."""
+        return Path(f"{self.log}.begun")
+
+    @property
+    def ending(self) -> Path:
+        return Path(f"{self.log}.ending")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -81,16 +94,20 @@ def work_through(order: Order) -> None:
     work: Work = import_module(order.kind).begin(study, order.settings)
     import torch
 
-    from feedline.train.distributed import joined
+    from feedline.train.distributed import RankLost, joined
 
     tasks, begun = Tasks(study), 0
     with joined(work.config) as world:
         while order.at_most is None or begun < order.at_most:
             claim = tasks.take(work.tasks()) if world.is_main else None
-            task = world.from_main(claim and claim.task)
-            if task is None:
+            taken = world.from_main(claim and (claim.task, claim.attempt))
+            if taken is None:
                 return
+            task, attempt = taken
             begun += 1
+            if claim is not None and order.log:
+                with order.begun.open("a") as file:
+                    file.write("x")
             try:
                 with claim or nullcontext():
                     told = work.do(task, world, claim)
@@ -102,6 +119,8 @@ def work_through(order: Order) -> None:
             except Exception as error:
                 if disk_is_full(error):
                     raise write_error(OSError(errno.ENOSPC, ""), f"working on {study}") from error
+                if claim is None and not isinstance(error, RankLost):  # rank 0 may only be told to end
+                    Claim(tasks, task, attempt).write("failed", error=first_line(error))
                 spoilt = torch.cuda.is_initialized() and isinstance(error, RuntimeError)
                 if world.world_size > 1 or (spoilt and order.at_most is None):
                     raise Amid from error
@@ -119,7 +138,7 @@ def main(words: str) -> None:
     if "TORCHELASTIC_RUN_ID" not in os.environ:  # what a cluster sets for the job is not of each of its trainings
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, partial(_told_to_end, order))
     threading.Thread(target=_end_with, args=order.starter, daemon=True).start()
     from feedline.train.distributed import RankLost
 
@@ -130,6 +149,16 @@ def main(words: str) -> None:
     except (FeedlineError, OSError) as error:
         said = write_error(error, f"working on {order.study}") if isinstance(error, OSError) else error
         sys.exit(f"{STUDY_FAILED}{said}")
+
+
+def _told_to_end(order: Order, number: int, _frame: FrameType | None) -> None:
+    """By whoever started us, and the task is given back; or by torchrun, because another rank has ended, and with
+    that this attempt."""
+    from feedline.train.distributed import RankLost
+
+    if "TORCHELASTIC_RUN_ID" in os.environ and lives(*order.starter) and not order.ending.exists():
+        raise RankLost("another rank ended amid it")
+    sys.exit(128 + number)
 
 
 def _end_with(pid: int, started: float) -> None:

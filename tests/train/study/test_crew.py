@@ -41,6 +41,13 @@ class Work:
         if self.settings.get("whole"):
             import torch
 
+            if task.number == 1 and world.rank == 1 and self.settings.get("alone") == "fails":
+                raise ValueError("its sample is damaged")
+            if task.number == 1 and self.settings.get("alone") == "dies" and not (self.study / "killed").exists():
+                if world.rank == 1:
+                    (self.study / "killed").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(3600)
             if task.number == 1 and self.settings.get("fails"):
                 raise FeedlineError("there is not enough memory")
             return {"state": "complete", "sum": int(world.sum(torch.ones(1)))}
@@ -101,6 +108,28 @@ def test_a_task_of_several_ranks_that_fails_is_tried_again_and_does_not_end_the_
         ("complete", 1), ("failed", 2), *[("complete", 1)] * 3,
     ]  # fmt: skip
     assert "not enough memory" in rows[1]["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("alone", "state", "attempts"), [("fails", "failed", 2), ("dies", "complete", 2)])
+def test_a_rank_that_fails_or_dies_alone_costs_an_attempt_and_not_the_study(
+    carry_out: Callable[..., Tasks], alone: str, state: str, attempts: int
+) -> None:
+    tasks = carry_out(CrewConfig(ranks=2), whole=True, alone=alone)
+    rows = tasks.told(5)
+    assert [(row["state"], row["attempts"]) for row in rows] == [
+        ("complete", 1), (state, attempts), *[("complete", 1)] * 3,
+    ]  # fmt: skip
+    if alone == "fails":
+        assert "its sample is damaged" in rows[1]["error"]
+    assert not [path for path in (tasks.study / "logs").iterdir() if path.suffix != ".log"]
+
+
+@pytest.mark.slow
+def test_a_task_that_fails_is_one_of_those_that_may_be_begun(carry_out: Callable[..., Tasks]) -> None:
+    """However the worker ends with it: of several ranks, or killed."""
+    tasks = carry_out(CrewConfig(ranks=2, at_most=2), whole=True, fails=True)
+    assert {number: len(attempts) for number, attempts in tasks.attempts().items()} == {0: 1, 1: 1}
 
 
 @pytest.mark.slow
