@@ -74,6 +74,10 @@ class Checkpoints:
         sweep(self.folder)
         return len(data)
 
+    @property
+    def has_best(self) -> bool:
+        return (self.folder / BEST).exists()
+
     def owns(self, where: Where) -> bool:
         return where.resolve().parent == self.folder.resolve()
 

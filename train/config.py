@@ -15,6 +15,7 @@ from feedline.pipeline.base.settings import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     MOST,
+    MOST_THREADS,
     PREFETCH,
     TINY,
     OnBad,
@@ -93,7 +94,7 @@ class TrainConfig:
     """Synchronise batch norm over the ranks."""
     device: str = "auto"
     """cpu, cuda, or auto: CUDA where there is one."""
-    threads: int | None = limited(None, 1)
+    threads: int | None = limited(None, 1, MOST_THREADS)
     """CPU threads of this rank's model; default: the cores, shared by the ranks of this host."""
     deterministic: bool = False
     """Refuse operations that are not reproducible bit by bit (on CUDA: warn about them)."""

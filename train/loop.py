@@ -92,7 +92,7 @@ def train(
     wrong with the configuration, the dataset, a checkpoint, or the training itself (a loss that is not finite, a
     lost rank).
     """
-    with enough_memory(), joined(config) as world:
+    with sensible_batches(), joined(config) as world:
         folder = world.on_main(lambda: run_folder(config))
         checkpoints = checkpoint.Checkpoints(folder)
         resume = world.on_main(lambda: checkpoints.to_resume(config.resume))
@@ -132,10 +132,15 @@ def run_folder(config: TrainConfig) -> Path:
 
 
 @contextmanager
-def enough_memory() -> Generator[None]:
-    """A model or a batch that is too large ends in one line, on the host and on the GPU."""
+def sensible_batches() -> Generator[None]:
+    """A model or a batch that is too large ends in one line, on the host and on the GPU; so does a batch of one."""
     try:
         yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        remedy = "take a larger --batch-size, or with --on-bad skip another --on-bad"
+        raise FeedlineError(f"a batch of one sample has no variance for batch norm: {remedy}") from error
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise

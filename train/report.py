@@ -213,7 +213,8 @@ class Reporter:
         if run.config.target_top1 is not None and top1 >= run.config.target_top1:
             # rank 0's clock: all ranks must agree that the run is over
             progress.time_to_target_s = run.world.from_main(progress.elapsed_s)
-        if progress.best_top1 is not None and top1 <= progress.best_top1:
+        # The best so far may lie in the folder of a run that this one goes on from, or be gone with its line.
+        if progress.best_top1 is not None and top1 <= progress.best_top1 and run.checkpoints.has_best:
             return []
         progress.best_top1 = top1
         return [checkpoint.BEST]

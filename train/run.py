@@ -284,6 +284,11 @@ class Run:
             )
 
     def _load_weights(self, state: State, where: Where) -> None:
+        if (theirs := len(state["dataset"]["classes"])) != self.dataset.classes:
+            raise CheckpointError(
+                f"checkpoint {where} has {count_of(theirs, 'class')}, {self.dataset.folder} has "
+                f"{self.dataset.classes}: weights are taken for the same classes"
+            )
         try:
             self.module.load_state_dict(state["model"])
         except RuntimeError as error:

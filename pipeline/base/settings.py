@@ -13,6 +13,8 @@ from feedline.pipeline.base.errors import UsageError
 
 MOST = 10**9
 """No usual number is larger: torch takes no infinity, and counts threads and samples in 32 bits."""
+MOST_THREADS = 4096
+"""More than any host's cores: OpenMP ends the process where it cannot start them."""
 TINY = 1e-9
 """The least of what must be above 0."""
 UNITS = ("s", "px", "gib")

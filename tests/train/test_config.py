@@ -23,6 +23,7 @@ def config(**options: Any) -> TrainConfig:
         ({"warmup_epochs": float("nan")}, "--warmup-epochs nan"),
         ({"mean": (0.5, float("nan"), 0.5)}, "--mean"),
         ({"threads": 10**11}, "--threads 100000000000"),
+        ({"threads": 10**8}, "--threads 100000000"),  # a segmentation fault in OpenMP
         ({"widths": (6, 10**12)}, "--widths"),
         ({"seed": -1}, "--seed -1"),
         ({"seed": 2**64}, "--seed"),

@@ -277,6 +277,11 @@ def test_more_than_there_is(configure: Configure, part: dict[str, Any], said: st
 # --- what can be wrong ----------------------------------------------------------------------------------
 
 
+def test_a_batch_of_one_ends_in_one_line(configure: Configure) -> None:
+    with pytest.raises(FeedlineError, match="a batch of one sample has no variance for batch norm: take a larger"):
+        train(configure(model="resnet18", image_size=32, batch_size=1, epochs=1, steps=1))
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(configure: Configure) -> None:
     with pytest.raises(TrainingError, match=r"the loss became nan by step \d+ .*lower --lr"):
         train(configure(lr=1e9, warmup_epochs=0))

@@ -79,6 +79,24 @@ def test_decay_and_momentum_are_those_asked_for_also_after_a_resume(configure: C
         assert {(group["momentum"], group["nesterov"]) for group in groups} == {(0.0, False)}
 
 
+def test_the_best_of_a_run_lies_in_its_folder(configure: Configure, tmp_path: Path) -> None:
+    """Also where it goes on from another run's checkpoint, and learns nothing better."""
+    first = train(configure(run=tmp_path / "first", epochs=1))
+    path = tmp_path / "first/checkpoints/step-0000006.pt"
+    going_on = configure(run=tmp_path / "second", epochs=2, lr=1e-8, warmup_epochs=0, resume=str(path))
+    second = train(replace(going_on))
+    best = checkpoint.read(tmp_path / "second/checkpoints/best.pt")
+    assert first["best_top1"] is not None
+    assert best["progress"]["best_top1"] == second["best_top1"] == second["epochs"][-1]["top1"]
+
+
+def test_weights_for_other_classes_are_told_as_such(configure: Configure, tmp_path: Path) -> None:
+    train(configure(run=tmp_path / "first", epochs=1))
+    path = tmp_path / "first/checkpoints/step-0000006.pt"
+    with pytest.raises(checkpoint.CheckpointError, match=r"has \d+ classes, .* has 2: weights are taken for the same classes"):
+        train(configure(run=tmp_path / "other", epochs=1, init=path, classes=2))
+
+
 def test_a_run_that_reached_its_target_goes_on_to_a_higher_one(configure: Configure) -> None:
     config = configure(epochs=40, lr=0.05, warmup_epochs=0, target_top1=0.4)
     reached = train(config)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
-from feedline.pipeline.base.settings import MOST, TINY, check_limits, from_plain, limited
+from feedline.pipeline.base.settings import MOST, MOST_THREADS, TINY, check_limits, from_plain, limited
 from feedline.train import checkpoint, masks
 from feedline.train.checkpoint import Checkpoints, Where
 from feedline.train.config import TrainConfig
@@ -66,7 +66,7 @@ class PruneConfig:
     """Prepared dataset; default: where the run found it."""
     device: str | None = None
     """cpu, cuda or auto; default: as the run."""
-    threads: int | None = limited(None, 1)
+    threads: int | None = limited(None, 1, MOST_THREADS)
     """CPU threads of a task's model; default: as the run."""
     num_workers: int | None = limited(None, 0)
     """Loader processes of a task; default: as the run."""
