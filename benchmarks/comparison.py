@@ -31,6 +31,7 @@ from feedline.benchmarks.measure.window import Subject, Window
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.settings import PREFETCH, check_limits, limited
 from feedline.pipeline.format.manifest import MANIFEST, manifest_hash
+from feedline.profiling.record.host import describe_host, package_version
 
 LOOKS = (3, 4, 6, 9, 14, 20)
 """Rounds after which the figures are looked at."""
@@ -70,7 +71,10 @@ class CompareConfig:
         hashes = {split: manifest_hash(split) for split in self.splits.values() if (split / MANIFEST).exists()}
         splits = {key: [str(split), hashes.get(split, "")] for key, split in self.splits.items()}
         settings = [self.grid.axes, dict(self.common), self.window_s, self.warm_up_s, self.seed]
-        return hashlib.sha256(json.dumps([settings, splits], sort_keys=True).encode()).hexdigest()[:16]
+        host = describe_host()
+        machine = [package_version("feedline"), *(host[name] for name in ("cpu", "affinity", "cgroup_cores", "gpus"))]
+        told = json.dumps([settings, splits, machine, host["versions"]], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def subject(self, cell: Cell) -> Subject:
         settings = {**self.common, **cell.settings, "split": str(self.splits[cell.key])}

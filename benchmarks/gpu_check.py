@@ -159,7 +159,6 @@ def subject(cell: Cell, splits: Splits, config: GpuCheckConfig) -> Subject:
         "num_workers": cell.workers,
         "device": config.device,
         "decode": "gpu" if cell.way == GPU_DECODE else "cpu",
-        "checksums": False,
         "model": cell.model or None,
         "cached": CACHED if cell.cached else None,
     }
@@ -293,6 +292,8 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     more = ""
     if least and least["cores"] > record["cores"]:
         more = f"; {least['way']} on {count_of(math.ceil(least['cores'] - 1e-9), 'core')} would do"
+    if worst["workers"] < record["cores"]:  # more of them were not tried
+        who = count_of(worst["workers"], "worker")
     words = f"{who} cannot feed {device}: {name} gets {100 * worst['share']:.0f} %"
     return {"statement": f"{words} of its ceiling, from {worst['way']}{more}.", "fed_all": False}
 

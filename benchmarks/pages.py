@@ -39,7 +39,8 @@ def compare_page(record: Row) -> Page:
     method = (
         f"Each cell was measured {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} times for "
         f"{record['window_s']:g} s, each time in a fresh process, in rounds of random order; differences are within "
-        "rounds, their intervals share 5 % of error."
+        "rounds, their intervals share 5 % of error. Checksums are off, as behind a training's first epoch, and all "
+        "windows of a cell read the same samples: from memory, as far as they fit."
     )
     bars = [
         Bar(label=cell["name"], value=cell["samples_per_s"], low=cell["low"], high=cell["high"], note=outcome(cell),
@@ -269,18 +270,19 @@ def gpu_fed(record: Row) -> Section | None:
 def gpu_needs(record: Row) -> Section | None:
     ways = list(dict.fromkeys(one["way"] for one in record["needs"]))
     cells: dict[tuple[str, int], dict[str, str]] = {}
+    tried = max((one["workers"] for one in record["loaders"]), default=record["cores"])
     for one in record["needs"]:
-        cells.setdefault((one["model"], one["image_size"]), {})[one["way"]] = needed(one["cores"], record["cores"])
+        cells.setdefault((one["model"], one["image_size"]), {})[one["way"]] = needed(one["cores"], tried)
     rows = [(*key, *(of.get(way, units.UNKNOWN) for way in ways)) for key, of in cells.items()]
     table = Table(headers=("model", "px", *ways), rows=rows, numeric=range(1, 2 + len(ways)))
     lede = "Workers, each on a core, that deliver the ceiling by the rates above. The trainer itself needs one more."
     return section("Cores it needs", table if rows else None, lede=lede)
 
 
-def needed(cores: float | None, there: int) -> str:
+def needed(cores: float | None, tried: int) -> str:
     if cores is None:
         return "more do not help"
-    return units.number(max(cores, 0.1), 2) + (" (estimated)" if cores > there else "")
+    return units.number(max(cores, 0.1), 2) + (" (estimated)" if cores > tried else "")
 
 
 def gpu_copies(record: Row) -> Section | None:

@@ -22,12 +22,11 @@ from feedline.benchmarks.variants import find_train
 from feedline.pipeline.base.settings import BATCH_SIZE, check_limits, limited
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.format.manifest import read_manifest
-from feedline.preprocess.config import DEFAULT_SHARD_BYTES
+from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.plan import choose_shards
 
 MANY_ORIGINALS = 10_000
 """Smaller jobs spend more per original, since their workers warm up: a fifth at 2,000, 2 % from here."""
-MOST_SHARDS = 100_000
-"""Beyond this shards grow instead: listing and opening them would cost more than their size gains."""
 HEADROOM = 0.85
 """Share of a core's time that workers get for samples: the rest is the trainer's, the kernel's and luck's."""
 
@@ -114,9 +113,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             moved_s = inputs.images * (inputs.original_bytes + inputs.sample_bytes) / bandwidth
         prepare_s = inputs.prepare_start_s + max(cpu_s, moved_s)
         prepare_bound = "cores" if cpu_s >= moved_s else "storage"
-    # About 64 MB each, a multiple of the GPUs, at least eight per GPU where there are samples enough.
-    wanted = min(MOST_SHARDS, max(dataset_bytes / DEFAULT_SHARD_BYTES, 8 * inputs.gpus))
-    shards = max(1, min(math.ceil(wanted / inputs.gpus) * inputs.gpus, inputs.images))
+    shards, _ = choose_shards(inputs.images, inputs.sample_bytes, PrepareConfig(source="", out=""))
     return Plan(
         samples_per_s=rate,
         bound=ranked[0],

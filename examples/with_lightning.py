@@ -4,6 +4,7 @@ python examples/with_lightning.py OUT/train --epochs 2
 """
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -11,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
+from feedline.pipeline.format.manifest import read_manifest
 from feedline.pipeline.loader import Loader
 
 
@@ -36,7 +38,11 @@ class Shards(lightning.LightningDataModule):
 
     def __init__(self, split: str, **options: Any) -> None:
         super().__init__()
-        self.loader = Loader(split, device="cpu", policy="wrap", **options)
+        self._split, self._options = split, options
+
+    def setup(self, stage: str) -> None:
+        """On each rank, once it knows which one it is."""
+        self.loader = Loader(self._split, device="cpu", policy="wrap", **self._options)
 
     def train_dataloader(self) -> Loader:
         return self.loader
@@ -64,7 +70,7 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Classifier(len(data.loader.manifest.classes)), datamodule=data, ckpt_path=args.resume)
+    trainer.fit(Classifier(len(read_manifest(Path(args.split)).classes)), datamodule=data, ckpt_path=args.resume)
     state = data.loader.state_dict()
     print(f"epoch {state['epoch']}, {state['samples']} samples into it, {trainer.global_step} steps")
 

@@ -36,7 +36,7 @@ from feedline.pipeline.format.remote import Prefetcher
 from feedline.pipeline.loader_config import MOST_EPOCH, MOST_PX, instead_of, whole
 from feedline.pipeline.loader_config import LoaderConfig as LoaderConfig
 from feedline.pipeline.loader_state import Order, Place
-from feedline.pipeline.ranks import default_workers, memory_bytes
+from feedline.pipeline.ranks import check_still, default_workers, memory_bytes
 from feedline.pipeline.ranks import which_rank as which_rank
 from feedline.pipeline.rereading import Rereading
 from feedline.pipeline.split import PreparedSplit
@@ -184,7 +184,7 @@ class Loader:
             self._turn.release()
 
     def _begin(self) -> Iterator[Batch]:
-        config = self.config
+        check_still(self.rank, self.world_size, given=(config := self.config).rank is not None)
         if self._workshops and self._workshops[0].process != os.getpid():  # our parent's, who forked us
             self._run = self._prefetcher = None  # whose lock may be held, by a thread that is not here
             _close(self._workshops)

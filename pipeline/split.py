@@ -37,7 +37,7 @@ class PreparedSplit:
         self.folder = Path(str(where).removeprefix("file://"))
         if not self.address and ":/" in str(where) and not self.folder.exists():  # Path leaves one slash of two
             raise DatasetError(f"{where} is no path: give the address as text, with both slashes")
-        self.whole_shards = WholeShards(self.folder)
+        self.whole_shards = WholeShards(self.folder.absolute())
         self._cache: ShardCache | None = None
         if self.address:
             remote = Remote(self.address, config.storage_options)
@@ -67,6 +67,7 @@ class PreparedSplit:
         """The samples in use; None: all."""
         self.shards_N: npt.NDArray[np.int32] = shared["shard"]
         self.lengths_N: npt.NDArray[Any] = shared["length"]
+        self.folder = self.folder.absolute()  # wherever the process goes
         self._index: Index | None = None
 
     def check_same(self) -> None:

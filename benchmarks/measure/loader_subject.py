@@ -4,7 +4,8 @@ Settings: `split`, any field of `LoaderConfig`, `model` (None: the batches are o
 are kept on the device and replayed: data is free) and `devices`: GPUs, or processes on a CPU, that train together
 (DistributedDataParallel over NCCL or gloo); workers and batch size are each one's. Ranks are forks of the measuring
 process, which stays rank 0 and holds the meter. Forking after torch's import costs no second one, so nothing may have
-started a thread or touched a GPU before.
+started a thread or touched a GPU before. Checksums are off, as behind a training's first epoch, unless a setting says
+otherwise: each process would check again what a training checks once.
 
 Of GPUs the window's facts say what NVML does (`gpus`, as `profiling.record.measurements.Gpu`).
 """
@@ -78,7 +79,8 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
     from feedline.train.run import pick_amp
 
     names = {field.name for field in fields(LoaderConfig)} - {"device"}
-    options = {name: value for name, value in settings.items() if name in names and value is not None}
+    given = {name: value for name, value in settings.items() if name in names and value is not None}
+    options: dict[str, Any] = {"checksums": False} | given
     amp = pick_amp("auto", torch.device(device))  # as `feedline train` does
     if settings.get("model") or device != "cpu":
         options["device"] = device if devices == 1 or device == "cpu" else f"{device}:{rank}"

@@ -134,7 +134,8 @@ def ours(loader: Any, settings: dict[str, Any]) -> Any:
     """As the remedy's line has it: floats are made on the GPU that the script uses, not by the trainer's threads."""
     from feedline.pipeline.loader import Loader
 
-    options = {"persistent_workers": True, "num_workers": settings["num_workers"]}  # no epoch's start counts
+    # No epoch's start counts, and no first epoch's checksums.
+    options = {"persistent_workers": True, "num_workers": settings["num_workers"], "checksums": False}
     like = Loader.like(loader, settings["split"], **options)
     if like.device is None or not cuda_in_use():
         return like

@@ -18,12 +18,13 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import threading
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,6 +43,8 @@ FEW_OPEN = 16
 """Cached shards held open: an evicted one's space is free only when the last descriptor is."""
 LEFT_BYTES = 1 << 30
 """Of the disk for other programs, or a twentieth of it where that is less."""
+CACHED = re.compile(r"[0-9a-f]{20}")
+"""Folders of cached splits: their IDENTITY (`split.fetch_metadata`)."""
 FETCHING = 2
 """Shards that one process fetches at once."""
 
@@ -203,7 +206,7 @@ class ShardCache:
         with locked(self._folder.parent / ".lock"):
             promised = self._being_fetched()
             shards: list[tuple[int, int, Path]] = []
-            for path in self._folder.parent.glob("*/*.tar"):
+            for path in self._cached("*.tar"):
                 with suppress(FileNotFoundError):
                     shards.append((path.stat().st_mtime_ns, path.stat().st_size, path))
             cached, disk = sum(size for _, size, _ in shards), shutil.disk_usage(self._folder)
@@ -222,10 +225,16 @@ class ShardCache:
             lock.write_text(str(size_bytes))
         return True
 
+    def _cached(self, pattern: str) -> Iterator[Path]:
+        """Files of all cached splits, and of nothing else that lies there: tars of others are theirs."""
+        for folder in self._folder.parent.iterdir():
+            if folder == self._folder or CACHED.fullmatch(folder.name):
+                yield from folder.glob(pattern)
+
     def _being_fetched(self) -> int:
         """Bytes promised to shards under way. A lock without a holder was a dead process's: its part is removed."""
         promised = 0
-        for lock in self._folder.parent.glob("*/.*.lock"):
+        for lock in self._cached(".*.lock"):
             if not (size := lock.read_text()):
                 continue
             with locked(lock, wait=False) as dead:

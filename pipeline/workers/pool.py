@@ -7,6 +7,7 @@ to, when the trainer's end of the socket closes, and when the trainer dies in wh
 A crew takes tasks and gives replies in any order; `receive` waits, unless `ready`.
 """
 
+import errno
 import json
 import os
 import select
@@ -29,6 +30,17 @@ from feedline.pipeline.workers.messages import MAX_BYTES, STOP, Reply, Task
 
 GRACE_S = 2.0
 """How long a worker may take to end by itself before it is killed; a batch takes milliseconds."""
+
+
+def _process_watch(pid: int) -> list[int]:
+    """Nothing on kernels before 5.3, and where a sandbox refuses it: the lifeline tells of a death, unless a process
+    that the worker has started holds it."""
+    try:
+        return [os.pidfd_open(pid)]
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+        return []
 
 
 class InlineCrew:
@@ -112,7 +124,7 @@ class WorkerCrew:
         try:
             words = [*map(str, numbers)]
             worker = start_python("feedline.pipeline.workers.entry", words, [*self._handed, held], blocked=DEAF_TO)
-            watches = lifeline, os.pidfd_open(worker.pid)
+            watches = [lifeline, *_process_watch(worker.pid)]
         except BaseException:
             os.close(lifeline)
             if worker is not None:  # it cannot be watched, and has had no time to take a task

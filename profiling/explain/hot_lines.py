@@ -67,7 +67,11 @@ def _loader_line(lines: list[Line]) -> LoaderLine | None:
     line = max((line for line in lines if is_loader_line(line.source)), key=lambda line: line.seconds, default=None)
     if line is None:
         return None
-    batches = max(1, line.hits - 1) if _LOOP.match(line.source) else max(1, line.hits)
+    inside = [one for one in lines if (one.file, one.function) == (line.file, line.function) and one.line > line.line]
+    first = min(inside, key=lambda one: one.line, default=line)
+    # A loop's line is hit once more in each pass than its body, which may stand on the very line.
+    body = first.hits if line.hits <= 2 * first.hits else line.hits
+    batches = max(1, min(line.hits - 1, body)) if _LOOP.match(line.source) else max(1, line.hits)
     function_s = sum(other.seconds for other in lines if (other.file, other.function) == (line.file, line.function))
     share, took, whole = units.percent(line.fraction), units.seconds(line.seconds), units.seconds(function_s)
     asked = count_of(batches, "batch")

@@ -66,8 +66,10 @@ SPLITS = {(way, px): Path(f"{stored}-{codec}/train") for way, codec in gpu_check
 CONFIG = GpuCheckConfig(models=("mobilenet_v2",), device="cuda", budget_s=1000)
 
 
-def checked(machine: Machine, config: GpuCheckConfig = CONFIG, **about: Any) -> dict[str, Any]:
-    cells = cells_of(SPLITS, config.models, worker_counts(machine.cores))
+def checked(
+    machine: Machine, config: GpuCheckConfig = CONFIG, most: int | None = None, **about: Any
+) -> dict[str, Any]:
+    cells = cells_of(SPLITS, config.models, worker_counts(most or machine.cores))
     found = measure_cells(cells, SPLITS, config, machine.measure, lambda: machine.now_s)
     return record_of(found, cells, config, SPLITS, {"cores": machine.cores, **GPU, "notes": [], **about})
 
@@ -102,6 +104,12 @@ def test_a_gpu_that_is_not_fed_is_told_what_would_do() -> None:
     record = checked(Machine(ceiling=60_000.0))
     assert record["fed_all"] is False
     assert "gets 80 % of its ceiling, from raw; raw on 5 cores would do." in record["statement"]
+
+
+def test_cores_that_were_not_tried_are_not_told_to_fall_short() -> None:
+    record = checked(Machine(ceiling=60_000.0), most=2)
+    assert record["statement"].startswith("2 workers cannot feed A GPU: mobilenet_v2")
+    assert "(estimated)" in text(gpu_check_page(record))
 
 
 def test_one_of_several_gpus_is_not_taken_for_all_of_them() -> None:
@@ -178,7 +186,7 @@ def test_the_page_says_all_of_it_with_its_sources() -> None:
 def test_a_cell_is_what_the_measuring_process_is_told() -> None:
     told = subject(Cell(224, GPU_DECODE, 3, "resnet50"), SPLITS, CONFIG).settings
     assert (told["decode"], told["num_workers"], told["model"], told["cached"]) == ("gpu", 3, "resnet50", None)
-    assert told["split"] == "256-jpeg/train" and told["checksums"] is False
+    assert told["split"] == "256-jpeg/train"
     assert subject(Cell(64, "raw", 3, "resnet50", cached=True), SPLITS, CONFIG).settings["cached"]
 
 

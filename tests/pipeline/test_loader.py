@@ -226,6 +226,33 @@ def test_the_rank_is_given_or_from_the_environment_or_alone(monkeypatch: pytest.
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert which_rank(None, None) == (1, 4) and which_rank(2, 3) == (2, 3)
+    monkeypatch.delenv("RANK")
+    assert which_rank(None, None) == (0, 1)  # left over from another job
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(UsageError, match="WORLD_SIZE=4, and RANK is not set: make the Loader once the process group"):
+        which_rank(None, None)
+
+
+def test_a_loader_that_was_made_before_the_ranks_were_known_says_so(
+    split: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them would be handed all samples."""
+    alone = SMALL | {"rank": None, "world_size": None}
+    late, given = Loader(split, **alone), Loader(split, **SMALL)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(UsageError, match="made as rank 0 of 1, and is rank 1 of 2 now: make the Loader once"):
+        next(iter(late))
+    assert len(next(iter(given)))
+    assert Loader(split, **alone).rank == 1
+
+
+def test_a_relative_split_is_the_same_wherever_the_process_goes(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(split.parent)
+    loader = Loader(split.name, **SMALL)
+    monkeypatch.chdir("/")
+    assert len(labels(loader)) == len(labels(loader)) == 56
 
 
 @pytest.mark.parametrize("text", ["one", "1.0", "%h"])

@@ -95,6 +95,22 @@ def test_a_worker_that_cannot_be_watched_is_none(split: Path, monkeypatch: pytes
     assert labels(loader) == expected
 
 
+def test_workers_start_where_a_kernel_cannot_watch_processes(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 5.3, and in sandboxes that refuse it."""
+
+    def refused(_: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    loader = Loader(split, **SMALL | {"num_workers": 2})
+    assert len(labels(loader)) == 56
+    batches = iter(loader)
+    next(batches)
+    os.kill(loader._workshops[0].crew.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerError, match="killed"):
+        list(batches)
+
+
 def _explode(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     raise RuntimeError("no such colour")
 

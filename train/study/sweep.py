@@ -134,7 +134,7 @@ class Sweep:
             "importance": self.search.importance(),
             "counts": {state: states.count(state) for state in dict.fromkeys(states)},
             **{what: sum(trial.get(what, 0) for trial in trials) for what in ("epochs", "train_s", "core_s")},
-            "full_epochs": self.config.epochs * self.options.trials,
+            "full_epochs": sum(trial["params"].get("epochs", self.config.epochs) for trial in trials),
             "space": as_json(self._space),
         }
 

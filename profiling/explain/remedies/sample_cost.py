@@ -79,7 +79,7 @@ CURES = {
     "read": Cure("an archive opened once in each worker, not for each sample",
                  "DataLoader(…, worker_init_fn=open_one)  # and __getitem__ reads from what it opened",
                  needs="an archive that holds many samples"),
-    "decode": Cure("decode smaller pictures", 'image.draft("RGB", (PX, PX))  # before image.convert("RGB")',
+    "decode": Cure("decode smaller pictures", 'image.draft("RGB", (PX, PX))  # before image.convert("RGB")', 0.8,
                    changes="crops are cut out of smaller pictures",
                    needs="JPEGs of at least twice so many pixels on both sides: others it decodes whole"),
     "transform": Cure("no library is known that does it in less"),

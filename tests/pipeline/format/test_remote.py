@@ -232,6 +232,23 @@ def test_the_cache_never_outgrows_its_bound_and_drops_what_was_used_longest_ago(
     assert names(folder) == [shard(n).name for n in (0, 2, 3)], "it is larger than the whole cache"
 
 
+def test_what_others_keep_beside_the_cache_is_theirs(folder: Path) -> None:
+    """`cache_dir` may be any folder: archives in it, older than all else, were removed to make room."""
+    theirs = folder.parent / "imagenet" / "ILSVRC2012_img_train.tar"
+    theirs.parent.mkdir()
+    theirs.write_bytes(bytes(5000))
+    os.utime(theirs, (1, 1))
+    (theirs.parent / ".other.lock").write_text("held by another program")
+    another = folder.parent / ("0" * 20)  # a split that was cached before
+    another.mkdir()
+    (another / shard(9).name).write_bytes(bytes(1000))
+    cache = ShardCache(folder, 1500, write)
+    cache.ensure(shard(0))
+    assert names(folder) == [shard(0).name] and not names(another)
+    assert theirs.stat().st_size == 5000
+    assert (theirs.parent / ".other.lock").read_text() == "held by another program"
+
+
 def test_a_shard_that_lost_its_end_is_fetched_anew(folder: Path) -> None:
     cache = ShardCache(folder, 9999, write)
     cache.ensure(shard(1))

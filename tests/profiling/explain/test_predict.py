@@ -197,7 +197,7 @@ def test_cores_that_are_all_busy_decoding_are_not_helped_by_more_workers() -> No
     seen = with_loader(seen, refused="")
     assert "workers" not in helping(seen)
     assert first(seen).family in ("shards", "loader", "stage")
-    assert {"shards", "stage"} <= set(helping(seen))
+    assert "shards" in helping(seen)
 
 
 def test_the_trainers_own_python_is_named_by_its_function() -> None:

@@ -4,6 +4,7 @@ import io
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from feedline.pipeline.base.errors import RecordingError
 from feedline.profiling.explain.hot_lines import LineProfile, is_loader_line, line_profile
 from feedline.profiling.record.lprof import read_lprof
+from feedline.profiling.record.recording import Line
 from feedline.profiling.render.html import document
 from feedline.profiling.render.plain_text import text
 from feedline.profiling.render.profile_page import lprof_report
@@ -67,6 +69,20 @@ def test_it_is_shown_as_text_and_page(profiled: Path) -> None:
     assert "WHAT TO TRY" in shown and "feedline profile SCRIPT" in shown and "for batch in train_loader:" in shown
     page = document(lprof_report("run.lprof", found))
     assert "waiting for batches" in page and "<script" not in page
+
+
+def test_batches_of_all_epochs_are_counted() -> None:
+    """A loop's line is hit once more in every pass than its body: three epochs of four batches."""
+    sources = ["for epoch in range(3):", "    for batch in train_loader:", "        step(batch)", "print('done')"]
+    lines = [
+        Line(file="a.py", function="train", line=1 + n, hits=hits, seconds=1.0, fraction=0.25, source=source)
+        for n, (hits, source) in enumerate(zip((4, 15, 12, 1), sources, strict=True))
+    ]
+    loader = line_profile(lines).loader
+    assert loader is not None and loader.batches == 12
+    (on_one_line,) = [replace(one, source=one.source + " step(batch)") for one in lines if "batch in" in one.source]
+    alone = line_profile([on_one_line, lines[-1]]).loader
+    assert alone is not None and alone.batches == 14
 
 
 def read_profile(path: Path) -> LineProfile:
