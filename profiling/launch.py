@@ -50,11 +50,13 @@ try:
 except Exception:
     if os.environ.get("FEEDLINE_DEBUG"):
         raise
-_script = next((word for word in sys.orig_argv[1:] if word.endswith(".py")), "")
-_places = [os.path.dirname(os.path.abspath(_script))] if _script else [os.getcwd()]
-for _name in [one for one in sys.modules if one in sys.stdlib_module_names and one not in _loaded]:
-    if any(os.path.exists(os.path.join(place, _name + end)) for place in _places for end in (".py", "/__init__.py")):
-        del sys.modules[_name]  # the script has a module of that name, which it would have found
+_first = next((word for word in sys.orig_argv[1:] if word in ("-m", "-c") or not word.startswith("-")), "")
+_place = os.path.dirname(os.path.realpath(_first)) if os.path.isfile(_first) else ""
+_place = os.getcwd() if _first == "-m" else _place
+if _place and not sys.flags.safe_path and _place != os.path.dirname(os.__file__):
+    for _name in [one for one in sys.modules if one in sys.stdlib_module_names and one not in _loaded]:
+        if any(os.path.exists(os.path.join(_place, _name + end)) for end in (".py", "/__init__.py")):
+            del sys.modules[_name]  # the script has a module of that name, which it would have found
 '''
 LEAVE_S = 20.0  # a script that was told to stop and trains on is terminated after this long
 RECENT_S = 5.0

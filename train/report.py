@@ -214,7 +214,8 @@ class Reporter:
             # rank 0's clock: all ranks must agree that the run is over
             progress.time_to_target_s = run.world.from_main(progress.elapsed_s)
         # The best so far may lie in the folder of a run that this one goes on from, or be gone with its line.
-        if progress.best_top1 is not None and top1 <= progress.best_top1 and run.checkpoints.has_best:
+        kept = not run.config.keep_last or run.world.on_main(lambda: run.checkpoints.has_best)
+        if progress.best_top1 is not None and top1 <= progress.best_top1 and kept:
             return []
         progress.best_top1 = top1
         return [checkpoint.BEST]

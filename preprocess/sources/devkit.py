@@ -26,8 +26,8 @@ META = "meta.mat"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 HEADER = re.compile(r"(image|img|file)?[ _]?(name|id|path|file|image)", re.IGNORECASE)
 """What a table calls its column of names."""
-KAGGLE = re.compile(r"(n\d{8})( +\d+)+")
-"""A wnid and where it is to be seen."""
+KAGGLE = re.compile(r"(n\d{8})( +(n\d{8}|\d+))+")
+"""A wnid and the box in which it is to be seen, for each that was drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.codecs.pillow import EXTENSIONS, START
+from feedline.pipeline.format.manifest import INDEX
 from feedline.preprocess.sources.reading import reached, what_happened
 
 SPLIT_NAMES = {
@@ -104,8 +105,11 @@ def local_files(path: str, endings: tuple[str, ...], options: dict[str, Any]) ->
     for folder, folders, files in os.walk(path, followlinks=True, onerror=not_listed):
         depth = len(Path(folder).relative_to(path).parts)
         folders[:] = [name for name in folders if not name.startswith(".") and depth < FOLDER_DEPTH]
-        found = (paths, deeper)[depth >= FOLDER_DEPTH]
-        found += [str(Path(folder) / name) for name in files if name.endswith(endings)]
+        found = [str(Path(folder) / name) for name in files if name.endswith(endings)]
+        if depth < FOLDER_DEPTH:
+            paths += found
+        else:  # but for what nobody takes for data
+            deeper += [file for file in found if not Path(file).name.startswith(".") and Path(file).name != INDEX]
     known = {os.path.realpath(file) for file in paths}  # folders may be linked to one above
     lost = next((file for file in deeper if os.path.realpath(file) not in known), None)
     if known and lost is not None and endings[0].startswith("."):  # a manifest may be of anything

@@ -251,8 +251,9 @@ def recognise_prepared(path: str, folders: Sequence[str], options: SourceOptions
     above = folders[0].rpartition("/")[0]
     if any(folder.rpartition("/")[0] != above for folder in folders):
         raise UsageError(f"{path} holds several prepared datasets: give one of them, like {above}")
-    for place in (above, above.rpartition("/")[0]):  # of one output, of several
-        if "://" not in place and (Path(place) / UNFINISHED).exists():
+    one_of_several = Path(above).name.rpartition("-")[2] in CODECS
+    for place in [Path(above), *[Path(above).parent] * one_of_several]:
+        if "://" not in above and (place / UNFINISHED).exists():
             raise SourceError(f"{place} holds an unfinished prepare: run its command again to finish it")
     splits = [read_prepared(folder, options.storage_options) for folder in folders]
     classes = splits[0][0]

@@ -135,6 +135,15 @@ def _end_workers(feeds: Feeds, original: Any) -> Any:
     return _shutdown_workers
 
 
+def _unwatched(feeds: Feeds, original: Any) -> Any:
+    @functools.wraps(original)
+    def state_dict(loader: Any) -> Any:
+        with feeds.capture.unwatched():  # it may begin an iterator to have something to tell of
+            return original(loader)
+
+    return state_dict
+
+
 class Torchdata(Torch):
     """torchdata's StatefulDataLoader."""
 
@@ -142,6 +151,10 @@ class Torchdata(Torch):
     module = "torchdata.stateful_dataloader.stateful_dataloader"
     loader, iterator = "StatefulDataLoader", "_StatefulBaseDataLoaderIter"
     with_workers = "_StatefulMultiProcessingDataLoaderIter"
+
+    def attach(self, module: Any, feeds: Feeds) -> None:
+        super().attach(module, feeds)
+        feeds.patches.replace(module.StatefulDataLoader, "state_dict", functools.partial(_unwatched, feeds))
 
 
 class Nodes(WatchedLoader):
@@ -151,16 +164,8 @@ class Nodes(WatchedLoader):
     module = "torchdata.nodes.loader"
 
     def attach(self, module: Any, feeds: Feeds) -> None:
-        def quiet(original: Any) -> Any:
-            @functools.wraps(original)
-            def state_dict(loader: Any) -> Any:
-                with feeds.capture.unwatched():  # it may call iter() to have something to tell of
-                    return original(loader)
-
-            return state_dict
-
         super().attach(module, feeds)
-        feeds.patches.replace(module.Loader, "state_dict", quiet)
+        feeds.patches.replace(module.Loader, "state_dict", functools.partial(_unwatched, feeds))
 
 
 class Webdataset(WatchedLoader):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.train import checkpoint
+from feedline.train import checkpoint, report
 from feedline.train.config import TrainConfig
 from feedline.train.loop import train
 from feedline.train.metrics import Event, Journal
@@ -88,6 +88,16 @@ def test_the_best_of_a_run_lies_in_its_folder(configure: Configure, tmp_path: Pa
     best = checkpoint.read(tmp_path / "second/checkpoints/best.pt")
     assert first["best_top1"] is not None
     assert best["progress"]["best_top1"] == second["best_top1"] == second["epochs"][-1]["top1"]
+
+
+def test_the_best_top1_of_a_run_that_keeps_no_checkpoints_is_the_best(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = iter([0.5, 0.25])
+    whole = report.evaluate
+    monkeypatch.setattr(report, "evaluate", lambda *args: replace(whole(*args), top1=next(told)))
+    record = train(configure(epochs=2, keep_last=0))
+    assert record["best_top1"] == 0.5 and [epoch["top1"] for epoch in record["epochs"]] == [0.5, 0.25]
 
 
 def test_weights_for_other_classes_are_told_as_such(configure: Configure, tmp_path: Path) -> None:

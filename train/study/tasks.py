@@ -262,9 +262,14 @@ class Claim:
         with suppress(OSError):
             write_atomically(self.lease, json.dumps({**self._tasks.me, "progress": progress}, default=str).encode())
 
+    @property
+    def is_told(self) -> bool:
+        """Whether there is a record of this attempt."""
+        return self._result.exists()
+
     def check(self) -> None:
         """Raises LeaseLost."""
-        if self._result.exists() and not self._finished:
+        if self.is_told and not self._finished:
             raise LeaseLost(f"{self.task.name} was taken over by another process, since this one was not heard of")
 
     def finish(self, state: State, *, value: float | None = None, **facts: Any) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from feedline.train.distributed import World
 
 LOOK_S = 0.5
+ENDING_SOON_S = 2.0
 STUDY_FAILED = "feedline: "
 """A worker's last line begins so where it says why the study cannot go on: torchrun has a status of its own."""
 
@@ -119,13 +120,23 @@ def work_through(order: Order) -> None:
             except Exception as error:
                 if disk_is_full(error):
                     raise write_error(OSError(errno.ENOSPC, ""), f"working on {study}") from error
-                if claim is None and not isinstance(error, RankLost):  # rank 0 may only be told to end
-                    Claim(tasks, task, attempt).write("failed", error=first_line(error))
+                if claim is None and not isinstance(error, RankLost):
+                    _told_instead(Claim(tasks, task, attempt), error)
                 spoilt = torch.cuda.is_initialized() and isinstance(error, RuntimeError)
                 if world.world_size > 1 or (spoilt and order.at_most is None):
                     raise Amid from error
                 if not isinstance(error, FeedlineError):  # its record has one line of it, the log the rest
                     traceback.print_exc()
+
+
+def _told_instead(of_main: Claim, error: Exception) -> None:
+    """By a rank that fails alone: rank 0, who has the first word, may only be told to end."""
+    until_s = time.monotonic() + LOOK_S
+    while time.monotonic() < until_s:
+        if of_main.is_told or not of_main.lease.exists():
+            return
+        time.sleep(LOOK_S / 10)
+    of_main.write("failed", error=first_line(error))
 
 
 def main(words: str) -> None:
@@ -156,8 +167,11 @@ def _told_to_end(order: Order, number: int, _frame: FrameType | None) -> None:
     that this attempt."""
     from feedline.train.distributed import RankLost
 
-    if "TORCHELASTIC_RUN_ID" in os.environ and lives(*order.starter) and not order.ending.exists():
-        raise RankLost("another rank ended amid it")
+    until_s = time.monotonic() + ENDING_SOON_S  # a signal to all processes reaches whoever started us, too
+    while "TORCHELASTIC_RUN_ID" in os.environ and lives(*order.starter) and not order.ending.exists():
+        if time.monotonic() > until_s:
+            raise RankLost("another rank ended amid it")
+        time.sleep(LOOK_S / 10)
     sys.exit(128 + number)
 
 

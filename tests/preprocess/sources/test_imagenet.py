@@ -243,7 +243,15 @@ def truth_of(tiny_folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "form", ["{name} {wnid}", "{name}\t{label}", "{name},{label}", "{stem},{wnid} 1 2 3 4", "{wnid}"]
+    "form",
+    [
+        "{name} {wnid}",
+        "{name}\t{label}",
+        "{name},{label}",
+        "{stem},{wnid} 1 2 3 4",
+        "{stem},{wnid} 1 2 3 4 {wnid} 5 6 7 8",
+        "{wnid}",
+    ],
 )
 def test_a_flat_folder_with_ground_truth(tiny_ilsvrc: Path, tiny_folder: Path, tmp_path: Path, form: str) -> None:
     order = sorted(wnids(tiny_ilsvrc))

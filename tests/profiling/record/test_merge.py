@@ -21,6 +21,7 @@ from feedline.profiling.record.windows import over_steps
 from feedline.profiling.watch.capture import Capture, Finished
 from feedline.profiling.watch.cuda import Device
 from feedline.profiling.watch.hooks import Hooks
+from feedline.profiling.watch.sampler import StackSampler
 from tests.profiling.recordings import made
 
 BATCH = [[1, 2, 3, 4]]
@@ -275,9 +276,10 @@ def test_copies_are_timed_by_marks(tmp_path: Path) -> None:
     assert 0 < seen.overhead.hooks_s < 12e-3
 
 
-def test_steps_without_marks_get_what_those_with_marks_have(tmp_path: Path) -> None:
+def test_steps_without_marks_get_what_those_with_marks_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait two and four milliseconds, the device through half of it; every fifth is marked."""
     capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    monkeypatch.setattr(StackSampler, "start", lambda _: None)  # its thread would write rows before they are changed
     one = capture.begin_pass(Loader(), "torch")
     for _ in range(300):
         capture.ask(one)
@@ -296,9 +298,12 @@ def test_steps_without_marks_get_what_those_with_marks_have(tmp_path: Path) -> N
     assert sum(step.idle_s or 0.0 for step in steps) / len(steps) == pytest.approx(0.003, rel=0.05)
 
 
-def test_steps_that_are_all_marked_do_not_stand_for_later_ones(tmp_path: Path) -> None:
+def test_steps_that_are_all_marked_do_not_stand_for_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first hundred are, on a device that does not starve yet; nor does a wait count for more than it is."""
     capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
+    monkeypatch.setattr(StackSampler, "start", lambda _: None)  # its thread would write rows before they are changed
     one = capture.begin_pass(Loader(), "torch")
     for _ in range(600):
         capture.ask(one)

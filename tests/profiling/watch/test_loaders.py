@@ -53,6 +53,8 @@ def test_loaders_of_all_kinds(work: Path, name: str) -> None:
             from torchdata import nodes
             from torchdata.stateful_dataloader import StatefulDataLoader
         loader = {LOADERS[name]}
+        if hasattr(loader, "state_dict"):
+            loader.state_dict()  # which may begin an iterator
         def train():
             for batch in loader:
                 step(batch)
@@ -65,6 +67,7 @@ def test_loaders_of_all_kinds(work: Path, name: str) -> None:
     assert hits(found.lines, "trainer")["optimizer.step()"] == 30
     assert not [note for note in found.notes if "legs" in note or "lines" in note]
     assert [one.kind == "unwatched" for one in found.loaders] == [False]
+    assert found.passes[0].epoch == 0 and found.passes[0].samples
 
 
 def test_a_loader_that_a_thread_draws_from(work: Path) -> None:
