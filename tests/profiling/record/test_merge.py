@@ -367,7 +367,7 @@ def test_a_merged_recording_has_the_means_of_its_steps(tmp_path: Path) -> None:
     assert found.utilization == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(("rate", "stage"), [(1e3, "decode"), (1e9, "decode"), (1e3, "read")])
+@pytest.mark.parametrize(("rate", "stage"), [(1e3, "decode"), (1e12, "decode"), (1e3, "read")])
 def test_files_that_a_dataset_lists_are_its_samples_where_they_are_read(
     tmp_path: Path, rate: float, stage: str
 ) -> None:
