@@ -108,7 +108,8 @@ def test_workers_start_where_a_kernel_cannot_watch_processes(split: Path, monkey
     next(batches)
     os.kill(loader._workshops[0].crew.pids[0], signal.SIGKILL)
     with pytest.raises(WorkerError, match="killed"):
-        list(batches)
+        list(batches)  # which may have been made already
+        labels(loader)
 
 
 def _explode(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
