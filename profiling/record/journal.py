@@ -10,7 +10,7 @@ of the looks that found a file open the share behind one that did not, of that p
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,6 +121,11 @@ class StepRow:
     starved_s: float | None = None
     idle_s: float | None = None
     trained: bool = False
+
+    def trains(self, optimized: Container[int]) -> bool:
+        """Not where a backward pass alone says so, and only batches of other loaders are followed by an optimiser's
+        step (`optimized`): then it is an evaluation that asks for gradients."""
+        return self.trained and (not optimized or self.loader in optimized)
 
 
 class TimeRow(NamedTuple):

@@ -125,7 +125,7 @@ def _rows(journal: Journal, trainer: About) -> list[StepRow]:
     rows = journal.rows(f"steps-{trainer['pid']}", StepRow)
     optimized = {row.loader for row in rows if row.optimizer_s}
     for row in rows:  # a loader may have been evaluated before the first optimiser stepped
-        row.trained = row.trained and (not optimized or row.loader in optimized)
+        row.trained = row.trains(optimized)
     return [row for row in rows if row.trained or row.loader not in background]
 
 

@@ -186,9 +186,8 @@ class Loop:
         of.before = row
         row.duration_s = now - row.start_s
         if row.optimizer_s:
-            self.optimized.add(of.loader)
-        # A backward pass in batches behind which no optimiser steps, as it does behind others, is an evaluation's.
-        row.trained = row.trained and (not self.optimized or of.loader in self.optimized)
+            self.optimized.add(row.loader)
+        row.trained = row.trains(self.optimized)
         if row.trained:
             self.train_steps += 1
             self.trained.add(of.loader)
