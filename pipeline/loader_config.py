@@ -77,7 +77,7 @@ class LoaderConfig:
     subset_seed: int | None = limited(None, 0, 2**64 - 1)
     """Of what `classes` and `subset` choose. None: `seed`."""
     class_balanced: bool = False
-    """Every class as often as the largest: small ones repeat, with the same crop and flip in an epoch."""
+    """Every class as often as the largest: samples of small ones repeat, cropped anew each time."""
     window_shards: int | None = limited(None, 0, MANY)
     """0: full random order. n: shards in random order, mixed within n of them. None: 0 on disk, else 8."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -100,7 +100,7 @@ class PreparedSplit:
         if self._cache is None and (self.address or not (plan.window_shards and plan.shuffle)):
             return None
         cache = self._cache or self.whole_shards
-        numbers, needs = np.unique(self.shards_N[plan.order_N[plan.start :]], return_index=True)
+        numbers, needs = np.unique(self.shards_N[plan.order_N[plan.start :] % len(self.shards_N)], return_index=True)
         by_need = np.argsort(needs, kind="stable")
         shards = [self.manifest.shards[number] for number in numbers[by_need].tolist()]
         prefetcher = Prefetcher(cache, shards, (needs[by_need] + plan.start).tolist(), ahead)

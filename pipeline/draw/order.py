@@ -73,7 +73,8 @@ class EpochPlan:
         return left // self.global_batch if self.policy == "drop" else -(-left // self.global_batch)
 
     def batch(self, number: int) -> Samples:
-        """This rank's samples of global batch `number` (from 0 at `start`): int64, `batch_size` long."""
+        """This rank's samples of global batch `number` (from 0 at `start`): int64, `batch_size` long, numbered as
+        `class_balanced` does."""
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
         begun, each = self.start + number * self.global_batch, self.batch_size
@@ -102,7 +103,7 @@ class EpochPlan:
             by_chance = shuffled(int(self.shards_N.max(initial=-1)) + 1, self.seed, self.epoch, stream=1)
             place_of_shard = np.empty(len(by_chance), np.uint64)
             place_of_shard[by_chance] = np.arange(len(by_chance), dtype=np.uint64)
-            windows_N = (place_of_shard // np.uint64(self.window_shards))[self.shards_N[base_N]]
+            windows_N = (place_of_shard // np.uint64(self.window_shards))[self.shards_N[base_N % len(self.shards_N)]]
             keys_N = (keys_N >> np.uint64(WINDOW_BITS)) | (windows_N << np.uint64(64 - WINDOW_BITS))
         return base_N[np.argsort(keys_N, kind="stable")]
 
@@ -157,7 +158,8 @@ def part_labels(labels_N: Labels, classes_C: Samples | None, samples: int | None
 
 
 def class_balanced(labels_N: Labels, seed: int, epoch: int) -> Samples:
-    """As many samples of every class as the largest has: small classes repeat as evenly as they can."""
+    """As many samples of every class as the largest has: small classes repeat as evenly as they can. What comes
+    again has a number beyond the dataset's, so that its crop is another: its sample is the rest by their count."""
     classes, sizes = np.unique(labels_N[labels_N >= 0], return_counts=True)
     if not len(classes):
         return np.empty(0, np.int64)
@@ -166,5 +168,8 @@ def class_balanced(labels_N: Labels, seed: int, epoch: int) -> Samples:
     by_class = mixed[np.argsort(labels_N[mixed], kind="stable")]
     starts = np.cumsum(sizes) - sizes
     turns = np.arange(sizes.max())
-    picked = [by_class[start + turns % size] for start, size in zip(starts, sizes, strict=True)]
+    again = len(labels_N)
+    picked = [
+        by_class[start + turns % size] + turns // size * again for start, size in zip(starts, sizes, strict=True)
+    ]
     return np.concatenate(picked).astype(np.int64)

@@ -202,7 +202,7 @@ class Ahead:
     def _fitting(self, run: Run) -> Numbers | None:
         """Of the run's next batch. None while there is no room; of one that is larger than all of it, what fits."""
         samples_N = run.samples(run.announced)
-        samples_N = samples_N[samples_N >= 0]
+        samples_N = samples_N[samples_N >= 0] % len(self._lengths_N)
         ends_N = np.cumsum(self._lengths_N[samples_N], dtype=np.int64)
         count = int(np.searchsorted(ends_N, self.most_bytes - self.under_way_bytes, side="right"))
         if count < len(samples_N) and self.under_way_bytes:

@@ -1,7 +1,8 @@
 """Fills a batch slot: read, decode and augment each sample straight to its place. The whole of a worker's work.
 
 The same code runs in worker processes and, with `num_workers=0`, in the trainer. What a sample looks like depends on
-(seed, epoch, sample number) only, never on who fills it or what was filled before. No torch here.
+(seed, epoch, sample number) only, never on who fills it or what was filled before; numbers are those of
+`order.class_balanced`. No torch here.
 """
 
 import resource
@@ -93,6 +94,7 @@ class Filler:
         """Whether the batch under way still is; asked before each sample that is announced, read or transformed."""
         self.augment = Augment(**spec.augment)
         self._labels_N = columns["label"]
+        self._count = len(self._labels_N)
         self._where = tuple(columns[name].data for name in ("shard", "offset", "length", "crc32"))
         self._checked = columns["checked"].data
         self._reads = 0
@@ -147,7 +149,7 @@ class Filler:
                 raise GivenUp
             used = self._attempt(sample, position, put, bad)
             if used is not None:
-                labels_N[position] = PADDING if used == PADDING else self._labels_N[used]
+                labels_N[position] = PADDING if used == PADDING else self._labels_N[used % self._count]
                 position += 1
         self.clock.mark(_COLLATE)
         return position
@@ -162,19 +164,20 @@ class Filler:
             except DatasetError as error:
                 reason = first_line(error)
                 if self.spec.on_bad == "raise":
-                    raise SampleError(reason, candidate) from error
-                bad.append((candidate, reason))
+                    raise SampleError(reason, candidate % self._count) from error
+                bad.append((candidate % self._count, reason))
             self.clock.row[FIELD["bad_samples"]] += 1
             if self.spec.on_bad == "skip":
                 return None
-            candidate = (candidate + 1) % len(self._labels_N)
+            candidate = (candidate + 1) % self._count
             while self._labels_N[candidate] < 0:  # not of the part in use
-                candidate = (candidate + 1) % len(self._labels_N)
-        raise SampleError(f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place", sample)
+                candidate = (candidate + 1) % self._count
+        nor = f"nor can any of the {_REPLACEMENTS - 1} after it be used in its place"
+        raise SampleError(nor, sample % self._count)
 
     def read(self, sample: int) -> bytes:
         """A sample's checked bytes. Raises DatasetError."""
-        self.clock.row[_SAMPLE] = sample
+        self.clock.row[_SAMPLE] = sample = sample % self._count
         shards, offsets, lengths, crcs = self._where
         self._reads += 1
         where, read = (shards[sample], offsets[sample], lengths[sample]), self._files.read
@@ -234,7 +237,7 @@ class PixelFiller(Filler):
                     shown += [] if used is None else [used]
                 run = run[together + 1 :]
         shown_N = np.array(shown, np.int64)
-        labels_N[: len(shown)] = np.where(shown_N == PADDING, PADDING, self._labels_N[shown_N])
+        labels_N[: len(shown)] = np.where(shown_N == PADDING, PADDING, self._labels_N[shown_N % self._count])
         self.clock.mark(_COLLATE)
         return len(shown)
 
@@ -279,8 +282,9 @@ class PixelFiller(Filler):
         if isinstance(read, DatasetError):
             raise read
         stored = len(out_HWC) == self.spec.stored_px
-        if read is None and stored and self._checked[sample] == _DECODED:
-            self._copy(sample, out_HWC)
+        number = sample % self._count
+        if read is None and stored and self._checked[number] == _DECODED:
+            self._copy(number, out_HWC)
         else:
             data = self.read(sample) if read is None else read
             fill = self._kernel if read is None else self._kernel.alone
@@ -289,7 +293,7 @@ class PixelFiller(Filler):
             except (ValueError, RuntimeError, OSError) as error:
                 raise DatasetError(f"it cannot be decoded: {first_line(error)}") from error
             if stored:
-                self._checked[sample] = _DECODED
+                self._checked[number] = _DECODED
         if self._transform is not None:
             self._change(self._transform, sample, epoch, out_HWC)
 
@@ -305,7 +309,7 @@ class PixelFiller(Filler):
 
     def _change(self, transform: Callable[..., Any], sample: int, epoch: int, out_HWC: Images) -> None:
         """The user's function on one image, with a generator keyed by (seed, epoch, sample) if it wants one."""
-        self.clock.row[_SAMPLE] = sample
+        self.clock.row[_SAMPLE] = number = sample % self._count
         try:
             if self._wants_rng:
                 rng = np.random.default_rng((self.spec.seed, epoch, sample, _TRANSFORM_STREAM))
@@ -313,8 +317,8 @@ class PixelFiller(Filler):
             else:
                 result = transform(out_HWC)
         except Exception as error:
-            raise TransformError(f"the transform raised {where_raised(error)}", sample) from error
-        _put(result, out_HWC, "the transform", sample)
+            raise TransformError(f"the transform raised {where_raised(error)}", number) from error
+        _put(result, out_HWC, "the transform", number)
         self.clock.mark(_TRANSFORM)
 
     def _change_batch(self, transform: Callable[..., Any], images_NHWC: Images, labels_N: Numbers) -> None:

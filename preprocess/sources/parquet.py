@@ -48,7 +48,7 @@ class ParquetSource(Source):
 
     def stage(self, folder: Path, on_progress: OnProgress = lambda _: None) -> Source:
         made_from = {
-            "files": [identity(file.path) for file in self.files],
+            "files": [identity(file.path, self.options.storage_options) for file in self.files],
             "columns": {"image": self.image, "label": self.label},
             "names": self.names,
         }

@@ -175,6 +175,15 @@ def open_remote(address: str, options: Mapping[str, Any], **how: Any) -> Any:
         raise UsageError(f"{address} cannot be read: {what_happened(error)}") from error
 
 
+def about_remote(address: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the store says of a file. Raises UsageError."""
+    try:
+        filesystem, path = reached(address, options)
+        return stubbornly(lambda: filesystem.info(path))
+    except Exception as error:  # every transport has its own kinds
+        raise UsageError(f"{address} cannot be read: {what_happened(error)}") from error
+
+
 def what_happened(error: BaseException) -> str:
     """One line. fsspec's own errors often say no more than the address; their cause says what the server did."""
     cause = error.__cause__ or error

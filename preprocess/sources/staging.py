@@ -9,7 +9,7 @@ import json
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +18,13 @@ from feedline.pipeline.base.files import write_atomically, write_error
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header, shard_name
 from feedline.preprocess.sources.base import Classes
 from feedline.preprocess.sources.listing import Listed
+from feedline.preprocess.sources.reading import about_remote
 
 STAMP = "staged.json"
 TAR_BYTES = 1 << 30
 PNG_START = b"\x89PNG"
+WHICH = "size ETag etag md5Hash blob_id mtime LastModified last_modified updated created"
+"""What fsspec's file systems call that which changes with a file."""
 
 
 class Unpacked(NamedTuple):
@@ -34,10 +37,12 @@ class Unpacked(NamedTuple):
     """A number or a word; "" for none."""
 
 
-def identity(path: str) -> list[Any]:
-    """What a source file is now, for `made_from`: another download is another source."""
+def identity(path: str, options: Mapping[str, Any]) -> list[Any]:
+    """What a source file is now, for `made_from`: another download is another source. At an address, what its store
+    says of it (`options` are fsspec's). Raises UsageError where the store cannot be asked."""
     if "://" in path:
-        return [path]
+        said = about_remote(path, options)
+        return [path, *(f"{name} {said[name]}" for name in WHICH.split() if said.get(name) is not None)]
     stat = Path(path).stat()
     return [path, stat.st_size, stat.st_mtime_ns]
 

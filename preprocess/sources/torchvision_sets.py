@@ -46,7 +46,7 @@ class TorchvisionSource(Source):
             "dataset": self.name,
             "root": self.root,
             "splits": self.options.splits,
-            "files": [identity(str(path)) for path in files],
+            "files": [identity(str(path), {}) for path in files],
         }
         classes: Classes = []
         tars, classes = staged(folder, made_from, self._samples(classes, on_progress), classes)

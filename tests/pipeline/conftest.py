@@ -18,8 +18,11 @@ from feedline.pipeline.workers.dispatch import Workshop
 MakeSplit = Callable[..., Path]
 
 
-def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, codec: str = "jpeg") -> Path:
-    """Sample n has label n, key `s0000n`, and a picture whose mean grey level is about 40 + n % 180."""
+def write_split(
+    folder: Path, samples: int, shard_count: int, *, px: int = 40, codec: str = "jpeg", classes: int = 0
+) -> Path:
+    """Sample n has label n (beyond `classes` that of the last), key `s0000n`, and a picture whose mean grey level is
+    about 40 + n % 180."""
     folder.mkdir(parents=True)
     rows: list[shards.SampleRow] = []
     infos: list[shards.ShardInfo] = []
@@ -29,7 +32,12 @@ def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, c
             for sample in range(len(rows), len(rows) + size):
                 data, extension = _picture(sample, px, codec)
                 writer.add(
-                    f"s{sample:05d}", data, extension, label=sample, width=px + 8 * (codec != "raw"), height=px
+                    f"s{sample:05d}",
+                    data,
+                    extension,
+                    label=min(sample, (classes or samples) - 1),
+                    width=px + 8 * (codec != "raw"),
+                    height=px,
                 )
         rows += writer.rows
         infos.append(
@@ -39,7 +47,7 @@ def write_split(folder: Path, samples: int, shard_count: int, *, px: int = 40, c
     manifest = shards.Manifest(
         split="train",
         samples=samples,
-        classes=[{"name": str(label)} for label in range(samples)],
+        classes=[{"name": str(label)} for label in range(classes or samples)],
         shards=infos,
         settings={"codec": codec, "size_px": px, "resize": "shortest"},
         seed=0,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from feedline.pipeline.loader import Loader
 from feedline.pipeline.split import classes_in_use
+from tests.pipeline.conftest import MakeSplit
 
 pytestmark = pytest.mark.filterwarnings("ignore:no batch of")  # some draws have fewer samples than a batch
 SAMPLES = 60
@@ -147,3 +148,31 @@ def test_a_subset_stays_the_same_and_classes_can_be_balanced(split: Path) -> Non
     assert len(set(first)) == 20
     balanced = epoch(split, **options, class_balanced=True)[0]
     assert sorted(balanced) == list(range(SAMPLES)), "one sample a class: balanced is all of them"
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "planes", "raw", "keep"])
+@pytest.mark.parametrize("window", [0, 2])
+def test_what_comes_again_in_an_epoch_is_cropped_anew(make_split: MakeSplit, codec: str, window: int) -> None:
+    split = make_split(24, codec=codec, classes=3)
+    options: dict[str, Any] = {"image_size": 24, "batch_size": 11, "seed": 3, "class_balanced": True}
+    options |= {"window_shards": window, "policy": "drop", "transform": noted}
+
+    def batches(workers: int) -> list[tuple[Any, list[int]]]:
+        loader = Loader(split, **options, num_workers=workers)
+        shown = [(images.clone(), labels_N.tolist()) for images, labels_N in loader]
+        loader.close()
+        return shown
+
+    alone = batches(0)
+    assert Counter(label for _, labels in alone for label in labels) == {0: 22, 1: 22, 2: 22}
+    shown = [image.numpy().tobytes() for images, labels in alone
+             for image, label in zip(images, labels, strict=True) if label == 0]  # fmt: skip
+    assert len(set(shown)) == 22
+    for (one, labels), (other, others) in zip(alone, batches(2), strict=True):
+        assert labels == others and bool((one == other).all())
+
+
+def noted(image_HWC: Any, rng: Any) -> Any:
+    """A picture whose first pixel is its generator's first draw."""
+    image_HWC[0, 0] = rng.integers(0, 256, 3)
+    return image_HWC

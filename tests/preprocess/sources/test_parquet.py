@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -369,3 +370,21 @@ def test_a_test_split_that_is_taken_for_val_is_not_read_twice(cifar_root: Path) 
     assert [split for split, _ in datasets_of("CIFAR10", str(cifar_root), SourceOptions())] == ["train", "val"]
     with pytest.raises(UsageError, match="has no test split"):
         datasets_of("CIFAR10", str(cifar_root), SourceOptions(splits="test"))
+
+
+def test_another_file_at_the_same_address_is_unpacked_anew(tmp_path: Path) -> None:
+    store, address = fsspec.filesystem("memory"), f"memory://{tmp_path.name}/train.parquet"
+
+    def publish(start: int) -> None:
+        file = write(tmp_path / "made.parquet", hub_table(20, start, NAMES))
+        store.pipe_file(f"/{tmp_path.name}/train.parquet", file.read_bytes())
+
+    publish(0)
+    first = samples(indexed(address, tmp_path / "staging"))
+    stamped = (tmp_path / "staging/staged.json").stat().st_mtime_ns
+    assert samples(indexed(address, tmp_path / "staging")) == first
+    assert (tmp_path / "staging/staged.json").stat().st_mtime_ns == stamped
+    publish(300)
+    assert {data for _, data in samples(indexed(address, tmp_path / "staging")).values()} == {
+        b"image %d" % n for n in range(300, 320)
+    }
