@@ -38,6 +38,8 @@ CACHED = 8
 """Distinct batches that are replayed for a ceiling."""
 FED = 0.95
 """Share of its ceiling from which a model is called fed."""
+WAITS = 0.05
+"""Share of the time: a loop that waits less for data is not held back by it."""
 NOTABLE = 0.05
 """What a doubling of the workers gains less than is nothing: the curve is flat."""
 
@@ -286,6 +288,10 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     if worst["share"] >= FED:
         words = f"{who} can feed {device}: {100 * worst['share']:.0f} % of its ceiling or more"
         return {"statement": f"{words} ({name} from {worst['way']} is the least).", "fed_all": True}
+    if (waits := worst["wait_fraction"]) is not None and waits < WAITS:
+        words = f"{who} keep {device} waiting for {100 * waits:.0f} % of the time: {name} gets"
+        rest = "of its ceiling, and it is not the data that keeps it from the rest"
+        return {"statement": f"{words} {100 * worst['share']:.0f} % {rest} (from {worst['way']}).", "fed_all": True}
     needs = [need for need in record["needs"] if (need["model"], need["image_size"]) == (worst["model"],
              worst["image_size"]) and need["cores"]]  # fmt: skip
     least = min(needs, key=lambda need: need["cores"], default=None)

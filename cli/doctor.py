@@ -133,7 +133,7 @@ def torch(host: dict[str, Any]) -> Iterator[Fact]:
     try:
         import torch
 
-        cuda = torch.version.cuda if torch.cuda.is_available() else None
+        cuda = (torch.version.cuda or f"ROCm {torch.version.hip}") if torch.cuda.is_available() else None
     except Exception:  # a torch that does not import is explained above
         cuda = None
     yield Fact("cuda", "CUDA", cuda, cuda or "none (training runs on the CPU)")

@@ -7,11 +7,16 @@ The host waits for the decoder (torchvision does), with whatever the model has q
 """
 
 import importlib.util
+import io
 import warnings
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
 
+from feedline.pipeline.base.errors import first_line
 from feedline.pipeline.workers.dispatch import HostBatch
 from feedline.pipeline.workers.fill_regions import unpack
 
@@ -29,6 +34,13 @@ def available(device: torch.device | None) -> bool:
         why = "torch sees no CUDA device"
     elif importlib.util.find_spec("torchvision") is None:
         why = "torchvision is not installed"
+    else:  # a torchvision of somebody's own making may be without its decoder
+        file = io.BytesIO()
+        Image.new("RGB", (16, 16)).save(file, "JPEG")
+        try:
+            decode_all([np.frombuffer(file.getvalue(), np.uint8)], device)
+        except RuntimeError as error:
+            why = first_line(error)
     if why:
         warnings.warn(f"decode='gpu' is not possible here ({why}): the workers decode", stacklevel=3)
     return not why
@@ -36,20 +48,25 @@ def available(device: torch.device | None) -> bool:
 
 def decode(batch: HostBatch, device: torch.device) -> torch.Tensor:
     """uint8 NHWC on `device`. Raises RuntimeError for a JPEG that nvJPEG refuses."""
-    from torchvision.io import ImageReadMode, decode_jpeg
-
     count = len(batch.labels_N)
     if not count:  # torchvision takes no empty list
         return torch.empty((0, batch.px, batch.px, 3), dtype=torch.uint8, device=device)
     packed = unpack(batch.images, count)
+    images_CHW = decode_all([data for data, _ in packed], device)
+    return resized(images_CHW, [box for _, box in packed], batch.px)
+
+
+def decode_all(jpegs: Sequence[npt.NDArray[np.uint8]], device: torch.device) -> list[torch.Tensor]:
+    """uint8 CHW on `device`. Raises RuntimeError."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
     if device.type == "cuda":
         # The decoder writes on a stream of its own, and waits for no other: what it is given of this stream's freed
         # memory must not be read any more.
         torch.cuda.current_stream(device).synchronize()
     with warnings.catch_warnings():  # deprecated in favour of TorchCodec, which not every torch has
         warnings.simplefilter("ignore", DeprecationWarning)
-        images_CHW = decode_jpeg([torch.from_numpy(data) for data, _ in packed], ImageReadMode.RGB, device=device)
-    return resized(list(images_CHW), [box for _, box in packed], batch.px)
+        return list(decode_jpeg([torch.from_numpy(data) for data in jpegs], ImageReadMode.RGB, device=device))
 
 
 @torch.no_grad()

@@ -89,7 +89,8 @@ class World:
 
 @contextmanager
 def joined(config: TrainConfig) -> Generator[World]:
-    """The world this process was started in (torchrun's environment, or alone); left again at the end.
+    """The world this process was started in (torchrun's environment, or alone); left again at the end. After an error
+    it is torn down at once: the others, who may be waiting for us, are told so, and we wait for none of them.
 
     Raises UsageError for a device that is not there and RankLost when the ranks lose each other.
     """
@@ -102,7 +103,7 @@ def joined(config: TrainConfig) -> Generator[World]:
         yield World(rank=0, world_size=1, local_world_size=1, device=device)
         return
     rank, world_size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
-    mine = not dist.is_initialized()
+    mine, leave = not dist.is_initialized(), dist.distributed_c10d._abort_process_group
     try:
         if mine:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -115,16 +116,19 @@ def joined(config: TrainConfig) -> Generator[World]:
                 raise UsageError(what) from error
         yield World(rank=dist.get_rank(), world_size=dist.get_world_size(),
                     local_world_size=local_world_size, device=device)  # fmt: skip
+        leave = dist.destroy_process_group
     except (RuntimeError, TimeoutError, dist.DistError) as error:
         words = ("gloo", "nccl", "connection closed by peer", "connection reset")
         lost = isinstance(error, dist.DistError | TimeoutError) or any(word in str(error).lower() for word in words)
         if not lost:
             raise
-        reason = f"another rank ended or cannot be reached (seen by rank {rank}: {short_line(error)})"
+        # NCCL says on a line of its own, behind the place in its code, what it was that went wrong
+        told = f"{short_line(error)} {str(error).partition('Last error:')[2].strip()}".strip()
+        reason = f"another rank ended or cannot be reached (seen by rank {rank}: {shorten(told, 400)})"
         raise RankLost(reason) from error
     finally:
         if mine and dist.is_initialized():
-            dist.destroy_process_group()
+            leave()
 
 
 def pick_device(name: str) -> torch.device:
@@ -135,6 +139,9 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"--device {name}: torch sees no CUDA device here, use --device cpu")
     local_rank, there = from_environment("LOCAL_RANK", 0), torch.cuda.device_count()
     device = torch.device(name if ":" in name else f"cuda:{local_rank}")
+    if there > 1 and "LOCAL_RANK" not in os.environ and from_environment("WORLD_SIZE", 1) > 1 and ":" not in name:
+        which = f"which of the {there} GPUs here is this rank's"
+        raise UsageError(f"WORLD_SIZE is set and LOCAL_RANK is not, which says {which}: start it by torchrun")
     if ":" in name and ranks_here() > 1:
         raise UsageError(f"--device {name}: each rank takes a GPU of its own, use --device cuda")
     if ":" in name and (device.index or 0) >= there:
@@ -146,6 +153,11 @@ def pick_device(name: str) -> torch.device:
         )
     torch.cuda.set_device(device)
     return device
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """As NVML names it, which numbers GPUs otherwise; "" for a CPU."""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) if device.type == "cuda" else ""
 
 
 def may_restart() -> bool:

@@ -81,5 +81,6 @@ class Ema:
         decay = min(self.decay, (1 + step) / (10 + step))
         averages, weights = list[Tensor](self.model.parameters()), list[Tensor](model.parameters())
         torch._foreach_lerp_(averages, weights, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
-        for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
-            mine.copy_(theirs)
+        copies, buffers = list[Tensor](self.model.buffers()), list[Tensor](model.buffers())
+        if buffers:  # one by one they are a launch each, and MobileNetV2 has 156
+            torch._foreach_copy_(copies, buffers)  # pyright: ignore[reportPrivateImportUsage]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from feedline.pipeline.base.process import usable_cores
 from feedline.train import checkpoint
+from feedline.train.distributed import gpu_uuid
 from feedline.train.evaluate import Evaluation, evaluate
 from feedline.train.run import Run, plain
 from feedline.train.usage import Resources
@@ -36,7 +37,7 @@ class Reporter:
         self.grad_norm: Tensor | None = None
         self.evaluation: Evaluation | None = None
         self._bad: set[tuple[str, str]] = set()
-        self._resources = Resources()
+        self._resources = Resources(gpu_uuid(run.world.device))
         self._started_s = time.monotonic()
         self._first_sample = run.progress.trained_samples
         self._seen = self._counters()

@@ -20,14 +20,15 @@ OURS = {"cpu_cores": "cpu_cores", "rss_bytes": "memory_bytes"}
 class Resources(ResourceSampler):
     """A thread of its own that costs a few milliseconds per second."""
 
-    def __init__(self) -> None:
-        super().__init__(os.getpid(), period_s=PERIOD_S)
+    def __init__(self, gpu: str = "") -> None:
+        """`gpu`: the UUID of this rank's."""
+        super().__init__(os.getpid(), period_s=PERIOD_S, gpu=gpu)
         self._first_cpu_s = cpu_seconds() + children_cpu_seconds()
         self.peak_memory_bytes: float = psutil.Process().memory_info().rss
         """Resident, summed over the processes (pages they share count in each), of the rows so far."""
 
     def drain(self) -> list[dict[str, Any]]:
-        """The rows since the last call: at_s, cpu_cores, memory_bytes, and gpu_… as the mean over the GPUs."""
+        """The rows since the last call: at_s, cpu_cores, memory_bytes, and gpu_… of this rank's GPU."""
         with self._adding:
             recorded, self._series = self.recorded, {}
         rows: dict[float, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

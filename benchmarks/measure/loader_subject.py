@@ -95,7 +95,7 @@ def drive(meter: Meter, settings: dict[str, Any], device: str, devices: int, ran
         meter.made = lambda: sum(worker["samples"] for worker in loader.stats()["workers"])
     batches = replayed(loader, cached) if cached else endless(loader.__iter__, NO_BATCH)
     if device != "cpu" and rank == 0:
-        meter.look = gpu_look()
+        meter.look = gpu_look(torch.device(device))
     with closing(loader), suppress(WindowDone):
         while True:
             asked_s = time.perf_counter()
@@ -113,11 +113,12 @@ def replayed(loader: Any, count: int) -> Iterator[Any]:
     return itertools.cycle(kept)
 
 
-def gpu_look() -> Callable[[], dict[str, Any]]:
-    """What NVML says of the GPUs, GPM's counters since the call before."""
+def gpu_look(device: Any) -> Callable[[], dict[str, Any]]:
+    """What NVML says of the GPU, GPM's counters since the call before."""
     from feedline.profiling.machine.nvml import GpuSampler
+    from feedline.train.distributed import gpu_uuid
 
-    sampler = GpuSampler()
+    sampler = GpuSampler(only=gpu_uuid(device))
     sampler.start()
 
     def look() -> dict[str, Any]:

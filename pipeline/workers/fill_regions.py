@@ -23,7 +23,7 @@ _BORDER_PX = 2  # chroma is smoothed across the region's edge
 
 
 class RegionFiller(Filler):
-    """What is no JPEG is a bad sample, and what does not fit into the slot. No padding."""
+    """What is no JPEG is a bad sample, or one of four colours, and what does not fit into the slot. No padding."""
 
     def fill(self, samples_N: Numbers, epoch: int, px: int, images: Images,
              labels_N: Numbers) -> tuple[int, int, Bad]:  # fmt: skip
@@ -47,6 +47,8 @@ class RegionFiller(Filler):
     def _cut(self, data: bytes, epoch: int, sample: int, px: int) -> tuple[bytes, tuple[int, int, int, int, int]]:
         """The JPEG, and left, top, width, height in it, flip."""
         frame = crop_jpeg.parse(data)
+        if data[frame.size_at + 4] > 3:
+            raise DatasetError("a JPEG of four colours is nothing for the GPU's decoder: use decode='cpu'")
         region = regions.choose(frame.width_px, frame.height_px, px, self.augment, self.spec.seed, epoch, sample)
         cut = crop_jpeg.cut(data, *region[:4], border_px=_BORDER_PX, frame=frame)
         left, top, width, height = region.inner or (0, 0, region.width_px, region.height_px)

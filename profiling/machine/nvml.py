@@ -67,8 +67,12 @@ def load_nvml() -> Any:
 class GpuSampler:
     """The GPUs the script may use, as CUDA_VISIBLE_DEVICES in its environment names them, else all. Never raises."""
 
-    def __init__(self, load: Callable[[], Any] = load_nvml, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, load: Callable[[], Any] = load_nvml, environment: Mapping[str, str] = os.environ, *, only: str = ""
+    ) -> None:
+        """`only`: the UUID, as torch has it, of the one to look at; where there is none such, as without it."""
         self.note = ""
+        self._only = only
         self._load = load
         self._environment = environment
         self._nvml: Any = None
@@ -77,7 +81,7 @@ class GpuSampler:
     def start(self) -> None:
         try:
             self._nvml = self._load()
-            self._devices = [Device(self._nvml, handle, index) for index, handle in self._handles()]
+            self._devices = [Device(self._nvml, handle, index) for index, handle in self._visible()]
         except Exception as error:  # no library, no driver, no permission: each its own exception
             self.note = f"no GPU numbers: {_reason(error)}"
             return
@@ -102,15 +106,23 @@ class GpuSampler:
                 self._nvml.nvmlShutdown()
             self._nvml = None
 
-    def _handles(self) -> Iterator[tuple[int, Any]]:
-        """(index, handle) of the visible devices; MIG instances where a device is split and one is named."""
-        visible, handles = self._environment.get("CUDA_VISIBLE_DEVICES"), list[Any]()
+    def _visible(self) -> list[tuple[int, Any]]:
+        """(index, handle) of those to look at; MIG instances where a device is split."""
+        handles = list[Any]()
         for index in range(self._nvml.nvmlDeviceGetCount()):
             with suppress(Exception):  # others' GPUs are counted, too, where permissions keep them apart
                 handles.append(self._nvml.nvmlDeviceGetHandleByIndex(index))
+        parts = [(index, part) for index, handle in enumerate(handles) for part in self._parts(handle)]
+        for index, part in parts if self._only else ():
+            if _text(self._nvml.nvmlDeviceGetUUID(part)).endswith(self._only):
+                return [(index, part)]
+        visible = self._environment.get("CUDA_VISIBLE_DEVICES")
         if visible is None:
-            yield from enumerate(handles)
-            return
+            return parts
+        named = self._named_by(visible, handles)
+        return [(index, part) for index, handle in named for part in self._parts(handle)]
+
+    def _named_by(self, visible: str, handles: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         numbers = [*map(str, range(len(handles)))]
         words = [word.strip() for word in visible.split(",")]
         # CUDA ignores everything from the first number on that is none of a GPU
@@ -121,6 +133,16 @@ class GpuSampler:
                 yield int(word), handles[int(word)]
             else:
                 yield position, self._named(word, handles)
+
+    def _parts(self, handle: Any) -> list[Any]:
+        """The MIG instances of a GPU that is split: a process has one of them, and the whole is everybody's."""
+        parts = list[Any]()
+        with suppress(Exception):  # it cannot be split, or NVML is too old to say so
+            if self._nvml.nvmlDeviceGetMigMode(handle)[0]:
+                for number in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                    with suppress(Exception):  # none is there, or it is somebody else's
+                        parts.append(self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
+        return parts or [handle]
 
     def _named(self, word: str, handles: Sequence[Any]) -> Any:
         """Of a UUID; of a GPU's CUDA takes the beginning too."""

@@ -48,9 +48,11 @@ class ResourceSampler(threading.Thread):
         period_s: float = PERIOD_S,
         scopes: Callable[[Iterable[int]], dict[int, str]] = lambda _: {},
         tell_files: Callable[[dict[str, Any]], None] | None = None,
+        gpu: str = "",
     ) -> None:
         """`scopes` names processes (trainer, worker:0 …) by id; the root is the trainer where it says nothing.
-        `tell_files` is given the files that the named ones have open, in the journal's words."""
+        `tell_files` is given the files that the named ones have open, in the journal's words. `gpu`: the UUID of the
+        one to look at; "" looks at all."""
         super().__init__(name="feedline-resources", daemon=True)
         self.cpu_s = 0.0
         self.looks = 0
@@ -64,7 +66,7 @@ class ResourceSampler(threading.Thread):
         self._files, self._tell_files, self._told_files = OpenFiles(), tell_files, OpenFiles().told
         self._files_s = OWN_FILES_S if pid == os.getpid() else FILES_S
         self._files_due = 0.0
-        self._gpus = GpuSampler()
+        self._gpus = GpuSampler(only=gpu)
         self._last: dict[tuple[str, str], tuple[float, float]] = {}
         self._processes: dict[int, psutil.Process] = {}
         self._named: dict[int, str] = {}

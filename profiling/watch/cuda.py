@@ -33,7 +33,7 @@ SMALL_BYTES = 64 << 10
 ALWAYS_S = 40e-3
 """Steps as long as this are all marked, which takes an H200's host up to 0.2 ms each (benchmarks/NOTES.md): 0.5 %. Of
 shorter ones so many are marked that it stays at that."""
-LATEST = 32  # steps: their mean duration, weighed towards the last, decides
+LATEST = 32  # batches: their mean duration, weighed towards the last, decides; so many without a step are a new lot
 
 
 def in_use() -> Any:
@@ -102,9 +102,9 @@ class Device:
         """Threads in a call that counts already: a subclass may make it once more."""
         self._marking = False
         """The step that the loop is in, whatever it asks in it, is one of those that are marked."""
-        self._due = True
-        """The optimiser has stepped: the next lot may be drawn."""
-        self._step_s, self._drawn_s = 1.0, time.perf_counter()
+        self._due, self._asks = True, 0
+        """The optimiser has stepped: the next lot may be drawn; and the batches asked for since the last was."""
+        self._batch_s, self._drawn_s = 1.0, time.perf_counter()
         """The mean duration: the first hundred are marked, however short; and when the last lot was drawn."""
         self._draw = random.Random(1).random  # not the global one: it is the script's
 
@@ -149,11 +149,12 @@ class Device:
     def step_ended(self) -> None:
         """The loop is about to ask for a batch."""
         stepped, self._ended, self._stepped, self._came = self._stepped, None, None, None
-        if self._due:
-            self._due, now_s = False, time.perf_counter()
-            self._step_s += (now_s - self._drawn_s - self._step_s) / LATEST
-            self._drawn_s = now_s
-            self._marking = self._draw() * ALWAYS_S < self._step_s
+        self._asks += 1
+        if self._due or self._asks == LATEST:
+            now_s = time.perf_counter()
+            self._batch_s += (now_s - self._drawn_s - self._asks * self._batch_s) / LATEST
+            self._due, self._asks, self._drawn_s = False, 0, now_s
+            self._marking = self._draw() * ALWAYS_S < self._batch_s
         if (self._marking or stepped is not None) and self._markable():
             self._read()
             stream = self._current()
@@ -188,6 +189,8 @@ class Device:
             if row is None or threading.get_ident() in self._inside:
                 return original(tensor, *args, **kwargs)
             if tensor.is_cuda:
+                if args and isinstance(args[0], self._torch.dtype):
+                    return original(tensor, *args, **kwargs)
                 return self._away(original, tensor, *args, **kwargs)
             if not self._marking or (is_small(tensor) and self._came is None) or not self._markable():
                 return original(tensor, *args, **kwargs)

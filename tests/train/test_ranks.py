@@ -16,14 +16,16 @@ from typing import Annotated
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 import typer
 
 from feedline.cli.options import Settings, command
 from feedline.cli.train import OPTIONS
+from feedline.pipeline.base.errors import UsageError
 from feedline.train import checkpoint
 from feedline.train.config import TrainConfig
 from feedline.train.data import val_loader
-from feedline.train.distributed import World
+from feedline.train.distributed import RankLost, World, joined, pick_device
 from feedline.train.evaluate import evaluate
 from feedline.train.loop import train
 from feedline.train.metrics import read_events
@@ -252,3 +254,32 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def test_what_nccl_says_went_wrong_is_told_and_a_failed_rank_keeps_no_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        free_port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}.items():
+        monkeypatch.setenv(name, str(value))
+    said = (
+        "NCCL error in: Backend.cpp:1, invalid usage\nncclInvalidUsage: by its rules.\nLast error:\nDuplicate GPU: 0"
+    )
+    with (
+        pytest.raises(RankLost, match=r"invalid usage Duplicate GPU: 0"),
+        joined(TrainConfig(dataset=tmp_path, device="cpu")),
+    ):
+        assert dist.is_initialized()
+        raise dist.DistBackendError(said)
+    assert not dist.is_initialized()
+
+
+def test_ranks_of_a_launcher_that_does_not_say_whose_gpu_is_whose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(UsageError, match="LOCAL_RANK is not, which says which of the 4 GPUs"):
+        pick_device("cuda")

@@ -189,6 +189,8 @@ def more_gpus(at: Situation) -> Iterable[Change]:
     used = sum(bool(gpu.process_memory_bytes) for gpu in at.recording.gpus)
     if not at.recording.compute.device.startswith("cuda") or used > at.now.ranks:  # DataParallel, a model in parts
         return
+    if any(gpu.mig for gpu in at.recording.gpus):  # CUDA shows a process one slice
+        return
     limit, program = at.now.binding(), launcher(at.recording)
     for ranks in (count for count in (2, 4, 8) if at.now.ranks < count <= max(seen, 2 * at.now.ranks)):
         then = replace(at.now, ranks=ranks, step_s=at.now.step_s * 1.05)

@@ -42,11 +42,13 @@ class Cache:
     kept: list[Kept] = field(default_factory=list)
     turn: int = 0
 
-    def keep(self, batch: Any) -> None:
+    def keep(self, batch: Any, *, lent: bool = False) -> None:
+        """`lent`: its memory is the loader's, which has no more of it for others meanwhile."""
         size = sum(sizes(one.batch)[1] for one in self.kept) + sizes(batch)[1]
         if len(self.kept) < KEPT_BATCHES and size <= KEPT_BYTES:
             pinned = [_is_tensor(one) and one.device.type == "cpu" and one.is_pinned() for one in tensors(batch)]
-            self.kept.append(Kept(batch, copy.deepcopy(batch), pinned))
+            pristine = copy.deepcopy(batch)
+            self.kept.append(Kept(_copied(pristine, pinned) if lent else batch, pristine, pinned))
 
     def next(self) -> Any:
         """The next kept batch; one that the script has changed is restored first."""

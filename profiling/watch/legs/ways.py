@@ -115,8 +115,11 @@ class Batches:
     def first(self) -> Cache:
         """With at least one batch in it."""
         if not self.cache.kept:
-            self.cache.keep(self.draw())
+            self.keep(self.draw())
         return self.cache
+
+    def keep(self, batch: Any) -> None:
+        self.cache.keep(batch, lent=self.feed.adapter.kind == "feedline")
 
     def queued(self, workers: int | None = None) -> int:
         """Batches that so many workers, or the loader's own, may have made ahead."""
@@ -146,7 +149,7 @@ class Way:
 
     def batch(self, batches: Batches) -> Any:
         batch = batches.draw()
-        batches.cache.keep(batch)
+        batches.keep(batch)
         return batch
 
     def turn(self, batches: Batches) -> int:

@@ -247,6 +247,50 @@ def test_only_the_visible_gpus(visible: str | None, uuids: list[str]) -> None:
     assert [gpu.uuid for gpu in sampler.summary()] == uuids
 
 
+class Split(Nvml):
+    """Its second GPU is split; of what it is split into the first is somebody else's."""
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        return [int(handle == "handle-1"), 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
+        return 3
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, number: int) -> str:
+        if number == 0:
+            raise NvmlError("Insufficient Permissions")
+        return f"{handle}-part-{number}"
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, ["GPU-handle-0", "GPU-handle-1-part-1", "GPU-handle-1-part-2"]),
+        ("1", ["GPU-handle-1-part-1", "GPU-handle-1-part-2"]),
+        ("MIG-ab", ["GPU-handle-of-MIG-ab"]),
+    ],
+)
+def test_of_a_gpu_that_is_split_its_parts_are_watched(visible: str | None, uuids: list[str]) -> None:
+    sampler = GpuSampler(lambda: Split(gpus=2), environment(visible))
+    sampler.start()
+    assert [gpu.uuid for gpu in sampler.summary()] == uuids
+
+
+@pytest.mark.parametrize(
+    ("only", "uuids"),
+    [
+        ("handle-2", ["GPU-handle-2"]),
+        ("handle-1-part-2", ["GPU-handle-1-part-2"]),
+        ("unheard of", ["GPU-handle-0"]),
+        ("", ["GPU-handle-0"]),
+    ],
+)
+def test_one_of_them_is_found_by_its_uuid_however_cuda_numbers_it(only: str, uuids: list[str]) -> None:
+    sampler = GpuSampler(lambda: Split(gpus=3), environment("0"), only=only)
+    sampler.start()
+    assert [gpu.uuid for gpu in sampler.summary()] == uuids
+
+
 def test_gpus_of_others_have_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_us(self: Nvml, index: int) -> str:
         if index == 0:

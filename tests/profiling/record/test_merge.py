@@ -56,7 +56,7 @@ def trained(folder: Path, sampler: Any = None) -> Recording:
     origin = time.perf_counter()
     capture = Capture(Journal(folder), StudyConfig(steady=False))
     hooks = Hooks(capture)
-    Device(SimpleNamespace(Tensor=OnDevice), capture).install(hooks.patches)
+    Device(SimpleNamespace(Tensor=OnDevice, dtype=type(None)), capture).install(hooks.patches)
     loader = Loader()
     one = capture.begin_pass(loader, "torch")
     for _ in range(12):
@@ -261,7 +261,7 @@ def test_copies_are_timed_by_marks(tmp_path: Path) -> None:
     origin = time.perf_counter()
     capture = Capture(Journal(tmp_path), StudyConfig(steady=False))
     hooks = Hooks(capture)
-    capture.device = device = Device(SimpleNamespace(Tensor=OnHost, cuda=cuda), capture)
+    capture.device = device = Device(SimpleNamespace(Tensor=OnHost, cuda=cuda, dtype=type(None)), capture)
     device.install(hooks.patches)
     one = capture.begin_pass(Loader(), "torch")
     for _ in range(12):

@@ -101,7 +101,7 @@ class Script:
         self.Tensor = tensors(self.cuda)
         self.capture = Capture(Journal(folder), StudyConfig(steady=False))
         self.hooks = Hooks(self.capture)
-        self.device = Device(SimpleNamespace(Tensor=self.Tensor, cuda=self.cuda), self.capture)
+        self.device = Device(SimpleNamespace(Tensor=self.Tensor, cuda=self.cuda, dtype=torch.dtype), self.capture)
         self.capture.device = self.device
         self.device.install(self.hooks.patches)
         self.origin = time.perf_counter()
@@ -149,6 +149,34 @@ def test_of_short_steps_some_are_marked_and_stand_for_the_others(tmp_path: Path)
     assert [step.copy_s for step in steps] == pytest.approx([0.002] * 1200)
     told = [step for step in steps if not step.warm_up]
     assert sum(step.idle_s or 0.0 for step in told) / len(told) == pytest.approx(0.0045, rel=0.1)
+
+
+@pytest.mark.parametrize("trained_every", [0, 8, 50])
+def test_of_short_batches_few_are_marked_where_an_optimiser_steps_seldom_or_never(
+    tmp_path: Path, trained_every: int
+) -> None:
+    """Gradients that are accumulated; a script that only evaluates."""
+    script = Script(tmp_path)
+    made = list[Any]()
+    event = script.cuda.Event
+    script.cuda.Event = lambda **given: made.append(event(**given)) or made[-1]
+    for number in range(4000):
+        script.capture.ask(script.loop)
+        script.cuda.now_ms += 4.0
+        script.capture.got(script.loop, [[1, 2]])
+        script.Tensor().to("cuda")
+        if trained_every and number % trained_every == 0:
+            script.capture.optimizer_step(0.001)
+    assert 0 < len(made) < 4000, "the first lots, and few of the batches that take a millionth of a second"
+    script.end()
+
+
+def test_a_cast_on_the_device_is_not_looked_at(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.step()
+    script.device._away = lambda *_: pytest.fail("nothing of it waits, and a model makes hundreds in a step")
+    script.Tensor(is_cuda=True).to(torch.float16)
+    script.end()
 
 
 def test_two_loaders_in_a_loop_have_all_of_a_step_marked_or_nothing(tmp_path: Path) -> None:
@@ -353,7 +381,7 @@ def test_subclasses_of_tensors_find_the_functions_that_they_know_and_count_once(
     known, one = {torch.Tensor.item}, torch.ones(1).as_subclass(OfItsOwn)
     script = Script(tmp_path)
     script.step()
-    device = Device(SimpleNamespace(Tensor=torch.Tensor, cuda=script.cuda), script.capture)
+    device = Device(SimpleNamespace(Tensor=torch.Tensor, cuda=script.cuda, dtype=torch.dtype), script.capture)
     device.install(script.hooks.patches)
     OfItsOwn.asked.clear()
     assert one.item() == 1.0
@@ -392,7 +420,9 @@ def fetch(tensor: Any, weight: Any) -> None:
 def test_who_waits_for_a_number_from_the_device_does_not_work_in_python(tmp_path: Path) -> None:
     """Nor where it is an attribute's, as of a gradient."""
     script = Script(tmp_path)
-    Device(SimpleNamespace(Tensor=torch.Tensor, cuda=script.cuda), script.capture).install(script.hooks.patches)
+    Device(SimpleNamespace(Tensor=torch.Tensor, cuda=script.cuda, dtype=torch.dtype), script.capture).install(
+        script.hooks.patches
+    )
     script.step()
     asked, weight = torch.ones(1).as_subclass(Asked), torch.ones(1, requires_grad=True)
     weight.grad = asked
@@ -405,7 +435,9 @@ def test_who_waits_for_a_number_from_the_device_does_not_work_in_python(tmp_path
 def test_pictures_of_torchvision_stay_pictures(tmp_path: Path) -> None:
     tv_tensors = pytest.importorskip("torchvision.tv_tensors")
     script = Script(tmp_path)
-    Device(SimpleNamespace(Tensor=torch.Tensor, cuda=script.cuda), script.capture).install(script.hooks.patches)
+    Device(SimpleNamespace(Tensor=torch.Tensor, cuda=script.cuda, dtype=torch.dtype), script.capture).install(
+        script.hooks.patches
+    )
     script.step()
     assert type(tv_tensors.Image(torch.zeros(3, 4, 4)).to(torch.float64)) is tv_tensors.Image
     script.end()

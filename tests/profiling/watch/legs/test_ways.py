@@ -165,6 +165,9 @@ def test_what_the_script_does_with_a_kept_batch_is_undone_before_it_comes_again(
 
 def test_a_batch_that_nobody_touched_comes_again_as_it_is() -> None:
     cache = Cache()
+    cache.keep(lent := torch.rand(2, 3), lent=True)
+    assert cache.next() is not lent and bool((cache.next() == lent).all())
+    cache = Cache()
     cache.keep(batch := [torch.rand(2, 3), ("a", "b")])
     assert cache.next() is cache.next() is batch
 
