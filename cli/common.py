@@ -21,6 +21,7 @@ from feedline.pipeline.base.errors import FeedlineError, UsageError, redacted
 from feedline.pipeline.base.files import try_place, write_as_asked
 from feedline.pipeline.base.text import printable
 from feedline.profiling.record.host import describe_host
+from feedline.profiling.record.plain import to_plain
 from feedline.profiling.render.plain_text import text
 from feedline.profiling.render.sections import Page
 
@@ -159,4 +160,4 @@ class Record:
             "host": describe_host(),
             **keys,
         }
-        write(self.path, json.dumps(whole, indent=1, default=str) + "\n")
+        write(self.path, json.dumps(to_plain(whole), indent=1, default=str) + "\n")

@@ -88,8 +88,7 @@ class Loader:
             self.split.lengths_N, batch_size=config.batch_size, workers=self.num_workers,
             tasks=max(1, self._workers * config.prefetch_factor), memory_bytes=memory_bytes(),
         )  # fmt: skip
-        sizes_bytes = [shard.bytes for shard in self.manifest.shards]
-        self._rereading = Rereading(sizes_bytes, memory_bytes(), self._window_shards)
+        self._rereading = Rereading([one.bytes for one in self.manifest.shards], memory_bytes(), self._window_shards)
         self._place = Place()
         """Where the delivered batches end, or what was named or resumed since."""
         self._named: Place | None = None
@@ -101,7 +100,7 @@ class Loader:
         self._rows: counters.Rows | None = None
         self._delivery: device.Deliver | None = None
         self._prefetcher: Prefetcher | None = None
-        self._turn = threading.Lock()
+        self._turn, self._turn_of = threading.Lock(), os.getpid()
         weakref.finalize(self, _close, self._workshops)
         plan = self._plan(Place())
         self._length = len(plan)
@@ -176,6 +175,8 @@ class Loader:
 
     @contextmanager
     def _one_thread(self) -> Generator[None]:
+        if self._turn_of != os.getpid():  # in a forked child nobody has it
+            self._turn, self._turn_of = threading.Lock(), os.getpid()
         if not self._turn.acquire(blocking=False):
             raise UsageError("two threads take batches of one Loader at once: make a Loader for each")
         try:
@@ -192,9 +193,8 @@ class Loader:
             self._run.close()
             self._run = None
         self.split.check_same()
-        start = self._next_start()
+        start, upload = self._next_start(), gpu_decode.decode if self._gpu_decodes else device.copy_pixels
         if self._delivery is None:  # made with the first workshop, when CUDA is surely up
-            upload = gpu_decode.decode if self._gpu_decodes else device.copy_pixels
             self._delivery = device.deliver_to(self.device, config, upload)
         if self._workshops and self._workshops[0].layout.px < self._image_size:
             _close(self._workshops)  # the images have outgrown the slots

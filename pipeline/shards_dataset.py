@@ -4,6 +4,7 @@ It reads samples by number (one `pread` each) and looks like torchvision's Image
 `transform`. For tars that others made, `feedline index` writes the manifest that it needs.
 """
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image
 from torch.utils.data import Dataset
 
-from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.codecs.pillow import open_rgb
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.local import LocalFiles
@@ -48,10 +49,18 @@ class Shards(Dataset[tuple[Any, int]]):
         return len(self._index)
 
     def __getitem__(self, sample: int) -> tuple[Any, int]:
-        """Raises IndexError, or DatasetError with the shard's name."""
+        """Raises IndexError, or DatasetError with the shard's name: also for bytes that are not those that the index
+        knows, which each process checks once."""
         if not -len(self) <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
-        image = self._decoded(self._files.read(*self._index.place(sample)))
+        data = self._files.read(*self._index.place(sample))
+        if not self._checked[sample]:
+            if zlib.crc32(data) != self._index.crc32_N[sample]:
+                shard = self.folder / self.manifest.shards[int(self._index.shards_N[sample])].name
+                what = "its bytes are not those that were written (wrong CRC): damaged, or prepared anew meanwhile"
+                raise DatasetError(f"{shard}: sample {self._index.key(sample)!r}: {what}")
+            self._checked[sample] = 1
+        image = self._decoded(data)
         return self.transform(image) if self.transform else image, int(self._index.labels_N[sample])
 
     def _decoded(self, data: bytes) -> Any:
@@ -65,9 +74,10 @@ class Shards(Dataset[tuple[Any, int]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """The index is read again over there instead of being pickled to every worker."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_index", "_files")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_index", "_files", "_checked")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._index = read_index(self.folder, self.manifest)
         self._files = LocalFiles(self.folder, self.manifest.shard_names)
+        self._checked = bytearray(len(self._index))

@@ -21,7 +21,7 @@ from feedline.pipeline.format.manifest import (
     most_index_bytes,
     read_index,
 )
-from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote
+from feedline.pipeline.format.remote import Prefetcher, Remote, ShardCache, default_cache, is_remote, is_whole
 from feedline.pipeline.loader_config import LoaderConfig
 from feedline.pipeline.workers.memory import share_columns, shared_columns
 
@@ -39,11 +39,11 @@ class PreparedSplit:
             raise DatasetError(f"{where} is no path: give the address as text, with both slashes")
         self.whole_shards = WholeShards(self.folder.absolute())
         self._cache: ShardCache | None = None
-        if self.address:
-            remote = Remote(self.address, config.storage_options)
-            self.folder = fetch_metadata(remote, Path(config.cache_dir or default_cache()))
+        self._remote = Remote(self.address, config.storage_options) if self.address else None
+        if self._remote is not None:
+            self.folder = fetch_metadata(self._remote, Path(config.cache_dir or default_cache()))
             if config.cache_bytes:
-                self._cache = ShardCache(self.folder, config.cache_bytes, remote.download)
+                self._cache = ShardCache(self.folder, config.cache_bytes, self._remote.download)
         ask_ahead([self.folder / MANIFEST, self.folder / INDEX], read=True)
         self.manifest, self.identity = identified(self.folder)
         if not self.address:
@@ -71,16 +71,20 @@ class PreparedSplit:
         self._index: Index | None = None
 
     def check_same(self) -> None:
-        """Raises DatasetError for a local split that has been prepared anew: the index is that of other shards."""
+        """Raises DatasetError for a split that has been prepared anew: the index is that of other shards."""
+        shards = self.manifest.shards
+        if self._remote is not None and self._cache and all(is_whole(self.folder / one.name, one) for one in shards):
+            return
         try:
-            data = b"" if self.address else (self.folder / MANIFEST).read_bytes()
+            data = self._remote.glance(MANIFEST) if self._remote else (self.folder / MANIFEST).read_bytes()
         except FileNotFoundError:
             data = b""
         except OSError:  # a moment's trouble: if it lasts, the shards' own reads say so
             return
-        if self.address or hashlib.sha256(data).hexdigest() == self.identity:
+        if data is None or hashlib.sha256(data).hexdigest() == self.identity:
             return
-        raise DatasetError(f"{self.folder} was prepared anew or taken away meanwhile: make a new Loader")
+        where = self.address or self.folder
+        raise DatasetError(f"{where} was prepared anew or taken away meanwhile: make a new Loader")
 
     def key(self, sample: int) -> str:
         """Reads the key column when there is first something to say; its number where that is gone."""

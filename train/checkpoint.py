@@ -92,10 +92,9 @@ class Checkpoints:
         try:
             if not (own := self.folder / step_name(step)).exists():
                 write_atomically(own, resume.where.read_bytes())
-            if left:
-                with suppress(CheckpointError, KeyError):  # it is damaged, or there is none
-                    if read(self.folder / BEST)["progress"]["step"] > step:
-                        (self.folder / BEST).unlink()
+            with suppress(CheckpointError, KeyError):  # it is damaged, or there is none
+                if read(self.folder / BEST)["progress"]["step"] > step:
+                    (self.folder / BEST).unlink()
             for where in left:
                 where.unlink(missing_ok=True)
             if asked not in (None, "auto") and self.owns(Path(asked)):

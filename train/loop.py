@@ -95,7 +95,7 @@ def train(
     with sensible_batches(), joined(config) as world:
         folder = world.on_main(lambda: run_folder(config))
         checkpoints = checkpoint.Checkpoints(folder)
-        resume = world.on_main(lambda: checkpoints.to_resume(config.resume))
+        there, resume = world.on_main(lambda: (checkpoints.steps(), checkpoints.to_resume(config.resume)))
         with Journal(folder, tensorboard=config.tensorboard) as journal:
             everyone = [journal, *listeners]
 
@@ -109,6 +109,8 @@ def train(
                 notes = run.restore(resume) if resume else run.rewind(config.rewind) if config.rewind else []
                 with Reporter(run) as report:
                     report.start(notes)  # takes the folder for this training alone
+                    if world.on_main(checkpoints.steps) != there:
+                        raise FeedlineError(f"another training in {folder} went on and ended meanwhile: start again")
                     if resume and config.keep_last:
                         for text in world.on_main(lambda: checkpoints.go_on_from(resume, config.resume)):
                             run.tell("note", text=text)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.files import sole_use, sweep
+from feedline.profiling.record.plain import to_plain
 from feedline.train.distributed import short_line
 
 Event = dict[str, Any]
@@ -67,7 +68,7 @@ class Journal:
         kind = event["event"]
         self._lines = self._lines or self._open(event["step"] if kind == "resume" else None)
         with writing(self._path):
-            self._lines.write(json.dumps({"time": round(time.time(), 3), **event}) + "\n")
+            self._lines.write(json.dumps(to_plain({"time": round(time.time(), 3), **event})) + "\n")
         if self._board is None or kind not in BOARD:
             return
         with writing(self._board_folder):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data, masks
@@ -69,6 +69,8 @@ class Run:
         for size in {config.image_size, *(size for _, size in config.progressive)}:
             check_takes_size(model, size)
         if config.sync_bn and world.world_size > 1:
+            if world.device.type == "cpu":
+                raise UsageError("--sync-bn: torch has it on GPUs only; leave it out on CPUs")
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.module: nn.Module = model.to(world.device, memory_format=layout)  # pyright: ignore[reportCallIssue]

@@ -45,6 +45,10 @@ class UsageError(FeedlineError):
         return [f"{type(self).__name__}: {self}"]
 
 
+class BusyError(UsageError):
+    """Another process works in that folder now."""
+
+
 class RecordingError(UsageError):
     """A file that is no recording, of another version, or cannot be read or written."""
 

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.errors import BusyError, FeedlineError, UsageError
 from feedline.pipeline.base.process import is_alive
 
 TEMPORARY = re.compile(r"\.(.+?)(?:\.[0-9a-f]{8})?\.(\d+)\.tmp")
@@ -90,14 +90,14 @@ def sweep(folder: Path, name: str | None = None) -> None:
 
 @contextmanager
 def sole_use(folder: Path, otherwise: str) -> Generator[None]:
-    """An advisory lock on the folder itself, which leaves no file and dies with its process. Raises UsageError, with
+    """An advisory lock on the folder itself, which leaves no file and dies with its process. Raises BusyError, with
     the words `otherwise`, while another process has it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(otherwise) from None
+            raise BusyError(otherwise) from None
         except OSError:
             pass  # a network file system that cannot lock folders
         yield

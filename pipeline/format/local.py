@@ -72,6 +72,9 @@ class Opened:
 
 
 class LocalFiles:
+    from_afar = False
+    """What was read last came from elsewhere, where it may be another file by now."""
+
     def __init__(
         self, folder: Path, names: list[str], most_open: int | None = None, *, scattered: bool = False
     ) -> None:
@@ -91,6 +94,10 @@ class LocalFiles:
         if len(data) != length:
             raise self._cut_short(shard, offset + length)
         return data
+
+    def read_afresh(self, shard: int, offset: int, length: int) -> bytes:
+        """Again, for bytes that are not right: of a copy in a cache from where it came, and the copy is dropped."""
+        return self.read(shard, offset, length)
 
     def read_into(self, shard: int, end: int, out: npt.NDArray[np.uint8]) -> None:
         """The bytes before `end`, as many as `out` holds, straight to their place. Raises DatasetError as `read`."""

@@ -84,6 +84,14 @@ class Remote:
             raise DatasetError(f"{what}: give another address, or prepare it again")
         return data
 
+    def glance(self, name: str) -> bytes | None:
+        """All of a file as it is now; None where that is not to be had at once."""
+        try:
+            self._system.invalidate_cache()
+            return self._system.cat_file(f"{self._root}/{name}")
+        except Exception:  # every transport has its own kinds
+            return None
+
     def read(self, name: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of a file. Raises DatasetError after the last try."""
 
@@ -146,9 +154,18 @@ class RemoteFiles(LocalFiles):
         self._remote = Remote(address, options)
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
+        self.from_afar = False
         with suppress(DatasetError):  # not there yet, or evicted since
             return super().read(shard, offset, length)
+        self.from_afar = True
         return self._remote.read(self._paths[shard].name, offset, offset + length)
+
+    def read_afresh(self, shard: int, offset: int, length: int) -> bytes:
+        if not self.from_afar:
+            self._open.pop(shard, None)
+            with suppress(OSError):  # it is in nobody's way, or somebody else's
+                self._paths[shard].unlink()
+        return self.read(shard, offset, length)
 
 
 # --- the cache ----------------------------------------------------------------------------------------

@@ -182,9 +182,11 @@ class Filler:
         self._reads += 1
         where, read = (shards[sample], offsets[sample], lengths[sample]), self._files.read
         data = read(*where) if self._reads % LOOK_EVERY else self._looked_at(read, *where)
-        if not self._checked[sample]:
+        if not self._checked[sample] or self._files.from_afar:
             if self.spec.checksums and zlib.crc32(data) != crcs[sample]:
-                raise DatasetError("its bytes are not those that were written (wrong CRC)")
+                data = self._files.read_afresh(*where)
+                if zlib.crc32(data) != crcs[sample]:
+                    raise DatasetError("its bytes are not those that were written (wrong CRC)")
             self._checked[sample] = 1
         self.clock.row[_BYTES] += len(data)
         self.clock.mark(_READ)

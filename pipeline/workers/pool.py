@@ -43,6 +43,29 @@ def _process_watch(pid: int) -> list[int]:
         return []
 
 
+class _OneOpenCvThread:
+    """Within it OpenCV has one, in however many threads of ours; whoever leaves last gives it back what it had."""
+
+    def __init__(self) -> None:
+        self._turn, self._inside, self._threads = threading.Lock(), 0, 0
+
+    def __enter__(self) -> None:
+        with self._turn:
+            if not self._inside:
+                self._threads = cv2.getNumThreads()
+                cv2.setNumThreads(1)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._turn:
+            self._inside -= 1
+            if not self._inside:
+                cv2.setNumThreads(self._threads)
+
+
+_one_opencv_thread = _OneOpenCvThread()
+
+
 class InlineCrew:
     """`num_workers=0`: the task is done in the trainer itself, when its reply is asked for."""
 
@@ -63,12 +86,8 @@ class InlineCrew:
         if self._worker is None:
             raise WorkerError("the loader has been closed")
         self._worker.clock.skip()  # between batches the trainer's thread is not ours: that time is nobody's
-        threads = cv2.getNumThreads()
-        cv2.setNumThreads(1)  # as in a worker; the trainer's own OpenCV keeps what it has
-        try:
+        with _one_opencv_thread:  # as in a worker; the trainer's own OpenCV keeps what it has
             reply = self._worker.perform(self._tasks[0])
-        finally:
-            cv2.setNumThreads(threads)
         self._tasks.popleft()  # only now: a Ctrl-C amid the task leaves it to be done
         self._worker.clock.tick()
         return reply

@@ -277,3 +277,33 @@ def _in_session(session: int) -> list[int]:
         except OSError:
             pass  # it has ended since
     return pids
+
+
+def test_in_a_child_that_was_forked_amid_a_batch_of_another_thread_nobody_takes_one(
+    split: Path, tmp_path: Path
+) -> None:
+    script = """
+import os, sys, threading, time
+from feedline.pipeline.loader import Loader
+
+def slow(image_HWC):
+    open("begun", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    return image_HWC
+
+loader = Loader(sys.argv[1], batch_size=8, image_size=16, num_workers=0, transform=slow, rank=0, world_size=1)
+other = threading.Thread(target=list, args=(loader,))
+other.start()
+while not os.path.exists("begun"):
+    time.sleep(0.01)
+if not (child := os.fork()):
+    open("go", "w").close()
+    os._exit(len(list(loader)))
+other.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(split)], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert ran.stdout.strip() == "7", ran.stderr

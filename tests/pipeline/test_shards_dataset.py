@@ -9,7 +9,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.shards_dataset import Shards
 
 MakeSplit = Callable[..., Path]
@@ -54,3 +54,17 @@ def test_shards_of_planes_give_colours(make_split: MakeSplit) -> None:
     image, _ = Shards(folder)[0]
     assert (image.mode, image.size) == ("RGB", (48, 40))
     assert Shards(folder, decode="array")[0][0].shape == (40, 48, 3)
+
+
+def test_a_split_prepared_anew_is_not_read_by_its_old_index(make_split: MakeSplit) -> None:
+    """Raw members lie where those did that the index knows."""
+    split = make_split(12, 1, codec="raw")
+    shards = Shards(split, decode="array")
+    first = shards[0][0].copy()
+    shard = split / shards.manifest.shards[0].name
+    data = shard.read_bytes()
+    at, length = (int(number) for number in shards._index.place(3)[1:])
+    shard.write_bytes(data[: at + length - 9] + bytes(9) + data[at + length :])
+    assert (shards[0][0] == first).all()
+    with pytest.raises(DatasetError, match=r"train-000000.tar: sample 's00003': .*wrong CRC.*prepared anew"):
+        shards[3]

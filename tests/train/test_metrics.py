@@ -36,6 +36,13 @@ def test_a_full_disk_is_one_line_though_tensorboards_thread_has_more_to_say(tmp_
     assert done.stderr == "run/tensorboard cannot be written: File too large; then go on with --resume auto\n"
 
 
+def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run", tensorboard=False) as journal:
+        journal({"event": "step", "step": 1, "grad_norm": float("inf"), "loss": float("nan")})
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert "NaN" not in line and json.loads(line)["grad_norm"] is None
+
+
 def test_one_training_at_a_time_writes_in_a_run_folder(tmp_path: Path) -> None:
     with Journal(tmp_path / "run", tensorboard=False) as first:
         first({"event": "start"})

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from feedline.pipeline.base.errors import UsageError
-from feedline.train import checkpoint, report
+from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.train import checkpoint, loop, report
 from feedline.train.config import TrainConfig
 from feedline.train.loop import train
 from feedline.train.metrics import Event, Journal
@@ -169,3 +169,47 @@ def test_a_training_that_runs_loses_no_checkpoint_to_one_that_is_refused(
         with pytest.raises(UsageError, match="another training is running"):
             train(replace(config, resume=str(kept.steps()[0])))
     assert [path.name for path in kept.steps()] == before
+
+
+def test_a_training_that_ends_while_another_one_starts_loses_no_checkpoint(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(checkpoint_every=2, keep_last=9, epochs=2)
+    train(replace(config, steps=4))
+    kept, whole = checkpoint.Checkpoints(tmp_path / "run"), loop.Run
+
+    def slow(*given: Any) -> Any:
+        monkeypatch.setattr(loop, "Run", whole)
+        train(replace(config, resume="auto"))
+        return whole(*given)
+
+    monkeypatch.setattr(loop, "Run", slow)
+    with pytest.raises(FeedlineError, match=r"another training in .*run went on and ended meanwhile: start again"):
+        train(replace(config, resume="auto", steps=6))
+    assert kept.steps()[-1].name == "step-0000012.pt"
+
+
+def test_the_best_of_a_line_that_was_killed_before_its_step_was_written_goes_with_it(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = iter([0.25, 0.5, 0.3])
+    whole, write = report.evaluate, checkpoint.write_atomically
+    monkeypatch.setattr(report, "evaluate", lambda *args: replace(whole(*args), top1=next(told)))
+
+    class Killed(BaseException):
+        pass
+
+    def until(path: Path, data: bytes) -> None:
+        if path.name == "step-0000012.pt":
+            raise Killed
+        write(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", until)
+    config = configure(epochs=2)
+    with pytest.raises(Killed):
+        train(config)
+    monkeypatch.setattr(checkpoint, "write_atomically", write)
+    best = tmp_path / "run/checkpoints/best.pt"
+    assert checkpoint.read(best)["progress"]["best_top1"] == 0.5
+    assert train(replace(config, resume="auto"))["best_top1"] == 0.3
+    assert checkpoint.read(best)["progress"]["best_top1"] == 0.3

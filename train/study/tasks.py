@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 import psutil
 
-from feedline.pipeline.base.errors import FeedlineError, first_line
+from feedline.pipeline.base.errors import BusyError, FeedlineError, first_line
 from feedline.pipeline.base.files import temporary_beside, write_atomically
 from feedline.pipeline.base.process import from_environment, read_text
 
@@ -238,8 +238,8 @@ class Tasks:
 class Claim:
     """A task that is ours, for as long as this process renews its lease. `with` it.
 
-    Left by an exception it is recorded as failed, with the exception's first line; left by Ctrl-C, SystemExit or a
-    full disk it is given back and does not count as an attempt.
+    Left by an exception it is recorded as failed, with the exception's first line; left by Ctrl-C, SystemExit, a full
+    disk, or since who was not heard of still works on it, it is given back and does not count as an attempt.
     """
 
     def __init__(self, tasks: Tasks, task: Task, attempt: int) -> None:
@@ -297,7 +297,7 @@ class Claim:
         self._renewer.join()
         if self._finished or isinstance(error, LeaseLost):
             return
-        if isinstance(error, Exception) and not disk_is_full(error):
+        if isinstance(error, Exception) and not disk_is_full(error) and not isinstance(error, BusyError):
             self.finish("failed", error=first_line(error))
         else:
             self.lease.unlink(missing_ok=True)

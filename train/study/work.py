@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from feedline.pipeline.base.errors import FeedlineError, first_line
+from feedline.pipeline.base.errors import BusyError, FeedlineError, first_line
 from feedline.pipeline.base.files import write_error
 from feedline.train.study.tasks import Claim, LeaseLost, Task, Tasks, disk_is_full, lives
 
@@ -120,7 +120,9 @@ def work_through(order: Order) -> None:
             except Exception as error:
                 if disk_is_full(error):
                     raise write_error(OSError(errno.ENOSPC, ""), f"working on {study}") from error
-                if claim is None and not isinstance(error, RankLost):
+                if isinstance(error, BusyError):  # until it hears that the task is another's
+                    time.sleep(10 * LOOK_S)
+                if claim is None and not isinstance(error, RankLost | BusyError):
                     _told_instead(Claim(tasks, task, attempt), error)
                 spoilt = torch.cuda.is_initialized() and isinstance(error, RuntimeError)
                 if world.world_size > 1 or (spoilt and order.at_most is None):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from feedline.pipeline import split as split_module
-from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.base.errors import DatasetError, SampleError
 from feedline.pipeline.format import remote as storage
 from feedline.pipeline.format.manifest import ShardInfo
 from feedline.pipeline.format.remote import Prefetcher, ShardCache, locked
@@ -448,3 +448,52 @@ def test_a_cache_that_is_whole_need_not_be_written(split: Path, serve: Any, tmp_
     before = {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("manifest.json")}
     list(Loader(address, **options))
     assert {path: path.stat().st_ino for path in (tmp_path / "cache").rglob("manifest.json")} == before
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 20_000])
+def test_a_split_that_was_prepared_anew_at_its_address_is_not_read_by_its_old_index(
+    make_split: MakeSplit, serve: Any, tmp_path: Path, cache_bytes: int
+) -> None:
+    split = make_split(codec="raw")
+    options = SMALL | {"cache_dir": tmp_path / "cache", "cache_bytes": cache_bytes}
+    loader = Loader(f"{serve(split.parent).address}/train", **options)
+    assert sorted(labels(loader)) == list(range(60))
+    manifest = split / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(DatasetError, match="was prepared anew or taken away meanwhile: make a new Loader"):
+        labels(loader)
+    loader.close()
+
+
+def test_what_comes_by_ranges_is_checked_each_time(make_split: MakeSplit, serve: Any, tmp_path: Path) -> None:
+    split = make_split(codec="raw")
+    loader = Loader(
+        f"{serve(split.parent).address}/train",
+        **SMALL | {"cache_dir": tmp_path / "cache", "cache_bytes": 0, "num_workers": 0},
+    )
+    labels(loader)
+    shard = split / "train-000001.tar"
+    data = bytearray(shard.read_bytes())
+    data[2000:2400] = bytes(400)
+    shard.write_bytes(data)
+    with pytest.raises(SampleError, match="wrong CRC"):
+        labels(loader)
+
+
+def test_a_shard_that_is_damaged_in_the_cache_is_read_from_where_it_came(
+    split: Path, serve: Any, tmp_path: Path
+) -> None:
+    server = serve(split.parent)
+    address, options = f"{server.address}/train", SMALL | {"cache_dir": tmp_path, "num_workers": 1}
+    loader = Loader(address, **options)
+    labels(loader)
+    assert wait_for(lambda: len(list(tmp_path.glob("*/train-*.tar"))) == 3)
+    loader.close()
+    shard = sorted(tmp_path.glob("*/train-*.tar"))[1]
+    data = bytearray(shard.read_bytes())
+    data[3000:6000] = bytes(3000)
+    shard.write_bytes(data)
+    again = Loader(address, **options)
+    assert sorted(labels(again)) == list(range(60))
+    assert not shard.exists() or shard.read_bytes() != bytes(data)
+    again.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import BusyError, FeedlineError
 from feedline.train.study import tasks as module
 from feedline.train.study.tasks import FAILURES, Claim, LeaseLost, Task, Tasks
 
@@ -76,7 +76,7 @@ def full_disk() -> FeedlineError:
     return error
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), full_disk()])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), full_disk(), BusyError("it is still at it")])
 def test_what_is_not_the_tasks_fault_gives_it_back(study: Path, error: BaseException) -> None:
     tasks = Tasks(study)
     fail(tasks, error)
