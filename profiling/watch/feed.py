@@ -68,9 +68,10 @@ class WatchedLoader:
                 return original(loader)
             if feed.directed:
                 return FedIterator(feed, functools.partial(feed.begin_late, functools.partial(original, loader)))
+            began_s = time.perf_counter()
             with feeds.capture.unwatched():
                 iterator = original(loader)
-                feed.see_thread(iterator)
+                feed.begun(iterator, time.perf_counter() - began_s)
                 return self.fed(feed, iterator)
 
         return __iter__
@@ -218,6 +219,12 @@ class Feed:
         """What the script iterates over itself."""
         with self._capture.unwatched():
             return iter(begin())
+
+    def begun(self, iterator: Any, seconds: float) -> None:
+        """What the script iterates over is there, which took so long."""
+        self.see_thread(iterator)
+        if self._pass is not None:
+            self._pass.begin_s = seconds
 
     def see_thread(self, iterator: Any) -> None:
         if self._pass is not None:

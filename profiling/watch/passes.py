@@ -58,6 +58,8 @@ class Pass:
     batches: int = 0
     samples: int = 0
     waited_s: float = 0.0
+    begin_s: float = 0.0
+    """That `iter()` took."""
     first_got: float | None = None
     """When its first batch had come."""
     asked: float = 0.0
@@ -102,6 +104,8 @@ class Loop:
         self.optimized: set[int] = set()
         """Loaders in whose steps an optimiser stepped."""
         self._epochs: Counter[int] = Counter()
+        self._over: int | None = None
+        """The loader whose pass has ended, where no batch has come since."""
         self._open: list[Pass] = []
         self._ended: dict[tuple[int, int], dict[str, Any]] = {}
 
@@ -130,7 +134,10 @@ class Loop:
         ended = [row for one in left if (row := self.close(one, now)) is not None]
         self._open = [one for one in self._open if one not in left]
         epoch, thread = self._epochs[loader], threading.get_ident()
-        begun = Pass(loader, epoch, now, in_trainer, self.row, now, thread, background)
+        outer = self.row
+        if outer is None and self._over == loader:  # it goes round, beside another that goes on
+            outer = max((one.row for one in self._open if one.row), key=lambda row: row.start_s, default=None)
+        begun = Pass(loader, epoch, now, in_trainer, outer, now, thread, background)
         begun.restart = bool(left)
         self._epochs[loader] += 1
         if not background:
@@ -142,6 +149,7 @@ class Loop:
 
     def got(self, to: Pass, now: float, samples: int, size: int) -> list[StepRow]:
         """The rows that have waited for the batch: its own, and those of passes beside it."""
+        self._over = None
         if to not in self._open:  # it has gone on after all
             self._open.append(to)
         to.waited_s += now - to.asked
@@ -247,12 +255,18 @@ class Loop:
             self.finish(inner, ended)
             return
         row.wait_s += inner.waited_s - (inner.visit.before_s if inner.visit and inner.visit.row is row else 0.0)
+        if inner.outer is row:
+            row.wait_s += inner.begin_s
         if inner in self._open:
             self._open.remove(inner)
 
     def end(self, ending: Pass, now: float, *, exhausted: bool) -> StepRow | None:
         """The iterator is exhausted, or has failed."""
         ending.over = exhausted
+        self._over = ending.loader if exhausted else None
+        beside = [one.row for one in self._open if one is not ending and one.row and ending.entered < one.row.start_s]
+        if beside:  # which wait for this, too
+            max(beside, key=lambda row: row.start_s).wait_s += now - ending.asked
         if not ending.done and ending.batches and exhausted and not ending.resumed:
             self._ended[ending.loader, ending.epoch] = ending.written(now)
         row, visit = self.close(ending, now), ending.visit

@@ -44,6 +44,44 @@ def test_a_step_waits_for_all_its_loaders(how: str) -> None:
     assert len(seen.recording.passes) == (1 if how == "begun in the body" else 2)
 
 
+class Round:
+    """Three batches, of which a pass takes a while to begin, and to say that there are no more."""
+
+    def __iter__(self) -> Any:
+        time.sleep(0.05)
+        return self.batches()
+
+    def batches(self) -> Iterator[list[int]]:
+        yield from ([number, number + 1] for number in range(3))
+        time.sleep(0.03)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_loader_that_goes_round_beside_another_is_waited_for_as_it_ends_and_begins_again(first: bool) -> None:
+    """`except StopIteration: it = iter(labelled)`, as in semi-supervised training."""
+    labelled, other = DataLoader(data(8), batch_sampler=Round()), DataLoader(data(160), batch_size=8)
+    training = Training()
+
+    def drawn() -> Any:
+        nonlocal batches
+        try:
+            return next(batches)
+        except StopIteration:
+            batches = iter(labelled)
+            return next(batches)
+
+    with Profile(resources=False) as seen:
+        batches = iter(labelled)
+        others = iter(other)
+        for _ in range(20):
+            batch = (drawn(), next(others)) if first else (next(others), drawn())
+            training.step(batch[1 if first else 0])
+    train = steps(seen.recording, "train")
+    waits = sorted(step.wait_s for step in train)
+    assert len(train) >= 18 and all(step.wait_s <= step.duration_s and not step.pause_s for step in train)
+    assert sum(wait > 0.075 for wait in waits) == 6 and waits[-7] < 0.03
+
+
 def test_an_evaluation_in_a_step_of_two_loaders_is_no_wait_of_it() -> None:
     first, second, held_out = (DataLoader(one, batch_size=8) for one in (data(), data(), Slow()))
     training = Training()
