@@ -121,6 +121,8 @@ class StepRow:
     starved_s: float | None = None
     idle_s: float | None = None
     trained: bool = False
+    own_wait_s: float = 0.0
+    """What of `wait_s` was for this batch, and not for those of loaders beside it."""
 
     def trains(self, optimized: Container[int]) -> bool:
         """Not where a backward pass alone says so, and only batches of other loaders are followed by an optimiser's

@@ -6,6 +6,7 @@ inside measured steps of the training loader: start-up, evaluation and checkpoin
 
 import sys
 import time
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +38,9 @@ from feedline.profiling.record.stages import STAGES
 from feedline.profiling.record.watch_costs import costs, overhead
 from feedline.profiling.record.windows import MOST_SIZES, RowSum, Windows, over_steps
 
+ONE_EACH = 0.8  # of the steps
+OF_STEP = ("copy_s", "backward_s", "optimizer_s", "pause_s", "sync_s", "syncs", "starved_s", "idle_s")
+"""Of a row, what its step did."""
 ENOUGH_MARKED = 32  # steps on a device that stand for those around them
 WARM_UP_RULE = (
     "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader that trains, or of a loop "
@@ -126,7 +130,42 @@ def _rows(journal: Journal, trainer: About) -> list[StepRow]:
     optimized = {row.loader for row in rows if row.optimizer_s}
     for row in rows:  # a loader may have been evaluated before the first optimiser stepped
         row.trained = row.trains(optimized)
-    return [row for row in rows if row.trained or row.loader not in background]
+    rows = sorted((row for row in rows if row.trained or row.loader not in background), key=lambda row: row.start_s)
+    if not any(journal.all("legs-")):  # whose windows are of the loader that they were directed at
+        _hand_steps_over(rows, trainer)
+    return rows
+
+
+def _hand_steps_over(rows: Sequence[StepRow], trainer: About) -> None:
+    """Of loaders that give one batch each to a step (`zip(a, b)`) the step is that of the last one drawn, whose batch
+    may have lain there: here it becomes that of the loader which was waited for most."""
+    whose = Counter(row.loader for row in rows if row.trained and row.epoch != OWN_EPOCH).most_common(1)
+    if not whose or whose[0][1] < ONE_EACH * sum(row.trained for row in rows):
+        return
+    given = whose[0][0]
+    trained = [row for row in rows if row.trained and row.loader == given]
+    found: tuple[float, list[tuple[StepRow, StepRow]]] = sum(row.own_wait_s for row in trained), []
+    for loader in {row.loader for row in rows} - {given}:
+        mine = [row for row in rows if row.loader == loader]
+        starts = [row.start_s for row in mine]
+        before = [bisect_right(starts, row.start_s) - 1 for row in trained]
+        pairs = [(mine[at], row) for at, row in zip(before, trained, strict=True) if at >= 0]
+        once = len(set(before)) >= ONE_EACH * max(len(trained), len(mine))
+        waited_s = sum(row.own_wait_s for row in mine)
+        if once and 2 * len({row.epoch for row in mine}) <= len(mine) and waited_s > found[0]:
+            found = waited_s, pairs
+    done = set[int]()
+    for to, row in found[1]:
+        if id(to) not in done:
+            done.add(id(to))
+            for name in OF_STEP:
+                setattr(to, name, getattr(row, name))
+            to.trained = True
+    if found[1]:
+        for row in trained:
+            row.trained = False
+        now = found[1][0][0].loader
+        trainer["sync_places"] = [(now if one == given else one, *rest) for one, *rest in trainer["sync_places"]]
 
 
 def _that_train(trainers: list[About], rows: Mapping[int, Sequence[StepRow]]) -> list[About]:
@@ -194,7 +233,7 @@ def _steps(trainer: About, rows: Sequence[StepRow], phases: Phases, origin: floa
         for position, row in enumerate(members):
             cold = position < warm or any(row is one for one in new)
             row.start_s -= origin
-            seen = {name: value for name, value in vars(row).items() if name != "trained"}
+            seen = {name: value for name, value in vars(row).items() if name not in ("trained", "own_wait_s")}
             seen["epoch"] = max(0, epoch)  # rows of its own have no pass
             step = Step(**seen, phase=phases[loader, epoch], rank=trainer["rank"], warm_up=cold)
             steps.append(step)

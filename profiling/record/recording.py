@@ -247,8 +247,8 @@ class _Host:
 
 def train_loader(loaders: Iterable[LoaderSeen], steps: Iterable[Step]) -> LoaderSeen | None:
     """The training loader with the most steps; the busiest loader when none was seen training."""
-    counts = Counter(step.loader for step in steps)
-    return min(loaders, key=lambda one: (one.phase != "train", -counts[one.id]), default=None)
+    counts = Counter((step.loader, step.phase) for step in steps)
+    return min(loaders, key=lambda one: (one.phase != "train", -counts[one.id, one.phase]), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,7 +165,9 @@ class Loop:
                     row.wait_s = max(0.0, row.wait_s - (to.waited_s - visit.before_s))
                 beside = []
         began = to.started if to.restart and not to.batches else to.asked
-        to.row = self.current = StepRow(began, now - began, samples, size, to.loader, to.epoch)
+        to.row = self.current = StepRow(
+            began, now - began, samples, size, to.loader, to.epoch, own_wait_s=now - began
+        )
         to.first_got = now if to.first_got is None else to.first_got
         to.samples += samples
         to.batches += 1
