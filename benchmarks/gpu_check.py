@@ -29,6 +29,7 @@ from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.base.settings import PREFETCH, check_limits, limited
 from feedline.pipeline.base.text import count_of
+from feedline.profiling.record import units
 
 MODELS = ("mobilenet_v2", "resnet50")
 GPU_DECODE = "gpu decode"
@@ -285,6 +286,9 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
         return {"statement": f"What this machine's {what}; {why}.", "fed_all": None}
     worst = min(best.values(), key=lambda fed: fed["share"])
     name = f"{worst['model']} at {worst['image_size']} px"
+    if (most := max(one["share"] for one in best.values())) > units.FREE_AT_MOST:
+        what = f"a model reaches {100 * most:.0f} % of the ceiling that was measured for it"
+        return {"statement": f"Cannot tell: {what}: run it alone, with longer --window.", "fed_all": None}
     if worst["share"] >= FED:
         words = f"{who} can feed {device}: {100 * worst['share']:.0f} % of its ceiling or more"
         return {"statement": f"{words} ({name} from {worst['way']} is the least).", "fed_all": True}

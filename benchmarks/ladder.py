@@ -69,6 +69,8 @@ class LadderConfig:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        if self.prepared and not self.prepared.is_dir():
+            raise UsageError(f"--prepared {self.prepared} is not a folder")
         if self.prepared and self.size_px:
             raise UsageError(f"--size {self.size_px}: the shards of --prepared {self.prepared} have their own")
 

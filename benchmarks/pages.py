@@ -168,11 +168,19 @@ def ladder_story(record: Row) -> str:
     first, top = rungs[0]["samples_per_s"], rungs[-1]["samples_per_s"]
     predicted = sum(rung["predicted"] is not None for rung in rungs)
     which = "Each figure was" if predicted == len(rungs) else f"{COUNTS[predicted].capitalize()} of the figures were"
-    return (
+    ends = [rungs[0], rungs[-1], {"low": record.get("ceiling_low"), "high": record.get("ceiling_high")}]
+    noisy = (
+        any(units.spread(one["low"], one["high"]) == units.NOISY for one in ends)
+        or top > units.FREE_AT_MOST * ceiling
+    )
+    story = (
         f"The same script and model, {COUNTS[len(rungs)]} ways of feeding it: from {units.rate(first)} to "
         f"{units.rate(top)}, {units.times(top / first)} as fast, {units.percent(min(1.0, top / ceiling))} of what it "
-        "would do if data were free." + (f" {which} predicted before the rung was climbed." if predicted > 1 else "")
+        "would do if data were free."
     )
+    if noisy:
+        story += " But these windows are too noisy to tell how much: run it alone, with more --rounds."
+    return story + (f" {which} predicted before the rung was climbed." if predicted > 1 else "")
 
 
 def ladder_rows(record: Row) -> list[tuple[str, ...]]:

@@ -18,14 +18,17 @@ def index(
     source_option: SourceOption = None,
 ) -> None:
     """Make existing WebDataset shards readable at random, without touching them: writes manifest.json, index.parquet.
+    Ends with status 1 if more than one sample in a thousand is left out.
 
     Example: feedline index /data/shards/train
     """
     from feedline.preprocess.index_tars import index_shards
+    from feedline.preprocess.prepare import DEFAULT_MAX_BAD
 
     options = pairs(source_option, "--source-option")
     with progress("index") as advance:
         folders = index_shards(folder, overwrite=overwrite, source_options=options, on_progress=advance)
+    bad = sum(indexed["bad"] for indexed in folders.values())
     for place, indexed in folders.items():
         console.print(f"{place}: {count_of(indexed['samples'], 'sample')} in {count_of(indexed['shards'], 'shard')}")
         for why in indexed["left_out"]:
@@ -33,3 +36,7 @@ def index(
         if indexed["bad"] > len(indexed["left_out"]):
             stderr.print(f"  … and {indexed['bad'] - len(indexed['left_out'])} more")
     record.write({"folders": folders})
+    if bad > DEFAULT_MAX_BAD * sum(indexed["samples"] + indexed["bad"] for indexed in folders.values()):
+        left = f"{count_of(bad, 'sample')} left out, more than {DEFAULT_MAX_BAD:.1%} of all"
+        stderr.print(f"{left}: mend them and --overwrite, or use the rest")
+        raise typer.Exit(1)

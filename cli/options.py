@@ -8,7 +8,7 @@ import ast
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -61,12 +61,26 @@ def command(verb: Callable[..., None]) -> Callable[..., None]:
             values[name] = {option.field: option.read(values.pop(option.field)) for option in options}
         for name in values.keys() & hints.keys():
             values[name] = Record(word, values[name]) if hints[name] is Record else values[name]
-        verb(**values)
+        try:
+            verb(**values)
+        except UsageError as error:
+            if (text := _with_flag(str(error), groups.values())) == str(error):
+                raise
+            raise UsageError(text) from error
 
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     called.__name__, called.__doc__ = verb.__name__, verb.__doc__
     return called
+
+
+def _with_flag(text: str, groups: Iterable["Options"]) -> str:
+    """Settings say their field's name (`check_limits`); here it is the option's, which may be another."""
+    for option in (one for options in groups for one in options):
+        own = f"--{option.field.replace('_', '-')}"
+        if text.startswith(f"{own} ") and own not in option.flags[0].split("/"):
+            return option.flags[0].partition("/")[0] + text.removeprefix(own)
+    return text
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:

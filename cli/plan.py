@@ -87,9 +87,11 @@ def parse_rate(text: str, option: str = "--bandwidth") -> float:
     size = re.sub(r"(/s|ps)$", "", text.strip())
     number = re.sub(r"(?<=[\dkKMGTi])\s*(bit|b)$", "", size)
     try:
-        return parse_bytes(number) / (1 if number == size else 8)
+        if rate := parse_bytes(number) / (1 if number == size else 8):
+            return rate
     except UsageError as error:
         raise UsageError(f"{option} {text!r}: write it as 2GB/s (bytes) or 16Gb/s (bits)") from error
+    raise UsageError(f"{option} {text!r}: storage that gives nothing feeds nobody; leave it out for no limit")
 
 
 def show_plan(inputs: "PlanInputs", result: "Plan") -> None:

@@ -153,9 +153,12 @@ def check_free(store: Store, plan: PlanFile, *, overwrite: bool = False) -> None
     """
     running = unfinished_plan(store)
     if running is not None and running.get("plan_hash") != plan["plan_hash"] and not overwrite:
+        before, remedy = running.get("said", "unknown"), "finish it with its own options and libraries, choose"
+        both = f"{before}; this one: {plan['said']}"
+        if before == plan["said"]:
+            both, remedy = f"{before}, but of other files, lengths, labels or shards", "choose"
         raise UsageError(
-            f"{store.address} holds an unfinished run of another plan ({running.get('said', 'unknown')}; this one: "
-            f"{plan['said']}): finish it with its own options and libraries, choose another folder, or give "
+            f"{store.address} holds an unfinished run of another plan ({both}): {remedy} another folder, or give "
             "--overwrite"
         )
     claimed = claimed_folders(store)
@@ -176,6 +179,8 @@ def check_free(store: Store, plan: PlanFile, *, overwrite: bool = False) -> None
         elif manifest is not None:
             foreign = manifest.settings.get("foreign", False)
             ours |= {INDEX, MANIFEST, *(() if foreign else (shard.name for shard in manifest.shards))}
+        elif overwrite and "plan_hash" in (read_fields(store, REPORT) or {}):  # its manifest is damaged, or gone
+            ours |= {name for name in names if is_ours(name)}
         if strange := [name for name in names if name not in ours]:
             raise UsageError(
                 f"{store.address}/{folder} holds files that are not feedline's ({strange[0]}): choose another "

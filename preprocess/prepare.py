@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_error
@@ -33,7 +34,7 @@ from feedline.preprocess.index_source import OnNote, gather, open_configured
 from feedline.preprocess.plan import ShardTask, SplitPlan, estimated_bytes, make_plan
 from feedline.preprocess.processes import ProcessEngine
 from feedline.preprocess.receipts import Receipt
-from feedline.preprocess.sources.base import Source
+from feedline.preprocess.sources.base import Classes, Source
 from feedline.preprocess.sources.listing import braces, is_pattern
 from feedline.preprocess.spark import SparkEngine, end_spark_of
 from feedline.preprocess.store import WORK, LocalStore, Store, open_store
@@ -153,6 +154,7 @@ class Preparation:
             self.tried += quarantine.read_report(place, quarantine.MENDED)
         for row in self.tried if retry else ():
             self.mended.setdefault((row.split, row.shard), {})[row.position] = row.file
+        self.on_note(said_of_classes(self.classes, self.plan.columns.labels_N))
         for split in splits:
             counts = f"{count_of(len(split.rows_N), 'sample')} in {count_of(split.shards, 'shard')}"
             self.on_note(f"{split.split}: {counts} ({split.reason})")
@@ -294,6 +296,15 @@ class Preparation:
             "master": ran.master,
             "parallelism": ran.parallelism,
         }
+
+
+def said_of_classes(classes: Classes, labels_N: npt.NDArray[np.int32]) -> str:
+    """For people, who see by it whether the source's folders were taken for what they are."""
+    names = [str(one["name"]) for one in classes]
+    empty = len(names) - len(np.unique(labels_N[labels_N >= 0]))
+    shown = ", ".join(names if len(names) < 5 else [*names[:2], "…", names[-1]])
+    alone = "; all samples have the same label: is that meant?" if len(names) == 1 else ""
+    return f"{count_of(len(names), 'class')}: {shown:.200}{f'; {empty:,} without a sample' if empty else ''}{alone}"
 
 
 @contextmanager

@@ -276,7 +276,10 @@ def check_shard(store: Store, split: Split, number: int, full: bool) -> tuple[in
             decoded, wrong = check_bytes(Tar(file, file.seek(0, os.SEEK_END)), split, number, full)
     except OSError as error:
         return 0, [Problem(where, "", f"cannot be read: {error.strerror or error}")]
-    return decoded, [Problem(where, key, what) for key, what in wrong[:MAX_PROBLEMS_PER_SHARD]]
+    problems = [Problem(where, key, what) for key, what in wrong[:MAX_PROBLEMS_PER_SHARD]]
+    if more := len(wrong) - MAX_PROBLEMS_PER_SHARD if problems else 0:
+        problems += [Problem(where, "", f"{more:,} more are wrong in it")] if more > 0 else []
+    return decoded, problems
 
 
 def check_bytes(data: Tar, split: Split, number: int, full: bool) -> tuple[int, list[tuple[str, str]]]:
@@ -285,9 +288,9 @@ def check_bytes(data: Tar, split: Split, number: int, full: bool) -> tuple[int, 
     rows: list[int] = np.flatnonzero(index.shards_N == number).tolist()
     wrong: list[tuple[str, str]] = []
     if data.size != shard.bytes:
-        before = [row for row in rows if index.offsets_N[row] <= data.size] or rows[:1]
-        key = split.keys[before[-1]] if before else ""
-        wrong.append((key, f"{data.size} bytes long, the manifest says {shard.bytes}"))
+        whole = [row for row in rows if index.offsets_N[row] + index.lengths_N[row] <= data.size]
+        last = f", whole up to sample {split.keys[whole[-1]]!r}" if whole else ""
+        wrong.append(("", f"the shard is {data.size} bytes long{last}, the manifest says {shard.bytes}"))
     data.file.seek(0)
     same = hashlib.file_digest(data.file, "sha256").hexdigest() == shard.sha256
     if not split.foreign:

@@ -24,8 +24,9 @@ from feedline.preprocess.sources.reading import open_remote
 
 META = "meta.mat"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-HEADER = re.compile(r"(image|img|file)?[ _]?(name|id|path|file|image)", re.IGNORECASE)
-"""What a table calls its column of names."""
+NAMES = re.compile(r"(image|img|file|photo|picture)?[ _]?(name|id|path|file|image|img|photo|picture)", re.IGNORECASE)
+LABELS = re.compile(r"(label|class|category|target|breed|species)[ _]?(name|id|index|idx|label)?", re.IGNORECASE)
+"""What tables call their columns."""
 KAGGLE = re.compile(r"(n\d{8})( +(n\d{8}|\d+))+")
 """A wnid and the box in which it is to be seen, for each that was drawn."""
 
@@ -93,6 +94,10 @@ def leaf_synsets(meta: bytes, where: str) -> list[tuple[int, str, str]]:
 # --- ground truth -------------------------------------------------------------------------------------
 
 
+Row = tuple[int, list[str], str]
+"""Line number, cells, and what is between them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Truth:
     """What each val image shows, in the words of the truth file."""
@@ -110,18 +115,21 @@ class Truth:
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> "Truth":
-        """`LABEL` a line; or `FILE LABEL`, `FILE,LABEL` (also Kaggle's LOC_val_solution.csv). Raises SourceError."""
+        """`LABEL` a line; or `FILE LABEL`, `FILE,LABEL` (also Kaggle's LOC_val_solution.csv), with tabs too, with or
+        without a header, which says where a table of more columns has its labels. Raises SourceError."""
         try:
             lines = [line.strip() for line in data.decode("utf-8-sig").splitlines()]
         except UnicodeDecodeError as error:
             raise SourceError(f"{where} is not a text file ({error.reason} at byte {error.start})") from error
+        table = [(number, *cls._cells(line)) for number, line in enumerate(lines, 1) if line]
+        columns, table = cls._columns(table, where)
         rows: list[tuple[str, str]] = []
         said: dict[str, str] = {}
-        for number, line in enumerate(lines, 1):
-            name, label = cls._row(line)
-            if not line or ("," in line and not rows and HEADER.fullmatch(name)):
-                continue
-            if not label or ("," in line and not name):
+        for number, cells, joint in table:
+            name, label = cells[columns[0]], joint.join(cells[columns[1] :][: columns[2]]).strip()
+            seen = KAGGLE.fullmatch(label)
+            label = seen[1] if seen and joint == "," else label
+            if not label or (joint and not name):
                 raise SourceError(
                     f"{where}: line {number} lacks its {'label' if name else 'image'}: mend or remove it"
                 )
@@ -133,14 +141,40 @@ class Truth:
         return cls(where=where, rows=rows)
 
     @staticmethod
-    def _row(line: str) -> tuple[str, str]:
-        if "," in line:
-            name, *rest = next(csv.reader([line], skipinitialspace=True))
-            label = ",".join(rest).strip()
-            seen = KAGGLE.fullmatch(label)
-            return name.strip(), seen[1] if seen else label
-        name, label = line.rsplit(None, 1) if len(line.split()) > 1 else ("", line)
-        return name, label
+    def _cells(line: str) -> tuple[list[str], str]:
+        """And what is between them in a table; "" where it is none."""
+        for joint in (",", "\t"):
+            if joint in line:
+                cells = next(csv.reader([line], delimiter=joint, skipinitialspace=True))
+                return [cell.strip() for cell in cells], joint
+        return (line.rsplit(None, 1) if len(line.split()) > 1 else ["", line]), ""
+
+    @staticmethod
+    def _columns(table: list[Row], where: str) -> tuple[tuple[int, int, int | None], list[Row]]:
+        """Where the image is, where the label begins, of how many cells (None: the rest, in which it has a joint of
+        its own); and the rows without their header. Raises SourceError where that cannot be told."""
+        usual = (0, 1, None)
+        if not table:
+            return usual, table
+        _, first, joint = table[0]
+        named = [at for at, cell in enumerate(first) if LABELS.fullmatch(cell)]
+        plain = "." not in first[0] and "/" not in first[0]  # no file's name
+        if not (NAMES.fullmatch(first[0]) and (joint or named)) and not (plain and named and (first[0] or joint)):
+            wide = {len(cells) for _, cells, _ in table}
+            if joint and len(table) > 1 and min(wide) > 2 and len(wide) == 1:
+                what = f"{where} has {min(wide)} columns, and no header says which of them is the label"
+                raise SourceError(f"{what}: leave two, image and label (quote a label that has commas)")
+            return usual, table
+        if len(first) == 2:
+            return usual, table[1:]
+        if len(named) != 1:
+            names, which = ", ".join(first), "none of them is" if not named else "several may be"
+            raise SourceError(f"{where}: of its columns ({names}) {which} the label: leave two, image and label")
+        odd = next((number for number, cells, _ in table if len(cells) != len(first)), None)
+        if odd:
+            raise SourceError(f"{where}: line {odd} has not the {len(first)} columns of its header: mend it")
+        image = next((at for at, cell in enumerate(first) if NAMES.fullmatch(cell)), 0)
+        return (image, named[0], 1), table[1:]
 
     def labels(self, names: Sequence[str], classes: Classes, label_of_id: Mapping[int, int]) -> list[str]:
         """The images' classes by `class_id`: from wnids, class names, devkit IDs (by order), or label numbers (by

@@ -98,11 +98,16 @@ def part_of(used_bytes: float | None, total_bytes: float | None) -> str:
     return f"{size(used_bytes)} of {size(total_bytes)}"
 
 
+NOISY = "too noisy to tell"
+FREE_AT_MOST = 1.1
+"""Of a ceiling: a loop that reaches more has shown that it was measured wrongly."""
+
+
 def spread(low: float | None, high: float | None) -> str:
     """The interval in words: 1,190–1,260; one that says next to nothing is said to."""
     if not known(low) or not known(high):
         return ""
-    return ends(low, high) if high < NOTHING_SAID * low else "too noisy to tell"
+    return ends(low, high) if high < NOTHING_SAID * low else NOISY
 
 
 def ends(low: float, high: float) -> str:

@@ -115,6 +115,11 @@ def test_a_loop_that_does_not_wait_is_not_held_back_by_data() -> None:
     assert "gets 80 % of its ceiling, and it is not the data that keeps it from the rest" in record["statement"]
 
 
+def test_more_than_all_of_a_ceiling_is_no_statement() -> None:
+    record = checked(Machine(launching=2.1))
+    assert record["fed_all"] is None and "a model reaches 210 % of the ceiling" in record["statement"]
+
+
 def test_cores_that_were_not_tried_are_not_told_to_fall_short() -> None:
     record = checked(Machine(ceiling=60_000.0), most=2)
     assert record["statement"].startswith("2 workers cannot feed A GPU: mobilenet_v2")

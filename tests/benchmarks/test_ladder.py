@@ -66,6 +66,9 @@ def test_table_and_sentence_say_what_was_measured() -> None:
     assert len(table) == 6 and table[1][1] == "600" and table[1][4] == "+10 %" and table[1][5] == "1.5×"
     assert "from 400 samples/s to 2,800 samples/s, 7× as fast, 93 %" in ladder_story(record)
     assert "data is free" in document(Page(title="", sections=[ladder_section(record)]))
+    assert "too noisy" not in ladder_story(record)
+    for changed in ({"ceiling_low": 500.0, "ceiling_high": 9000.0}, {"ceiling_samples_per_s": 2000.0}):
+        assert "But these windows are too noisy to tell how much" in ladder_story(record | changed)
 
 
 def test_rungs_whose_shards_or_package_are_not_there_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

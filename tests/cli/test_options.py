@@ -94,6 +94,19 @@ def test_a_limit_that_a_field_states_is_its_option_s(option: str, words: str) ->
     assert (ranges["epochs"], ranges["eval_ratio"], ranges["model"]) == ((1, None), (TINY, 1), (None, None))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["prepare", "SRC", "OUT", "--shard-size", "0"], "--shard-size 0: at least"),
+        (["gpu-check", "--image-size", "0"], "--image-size 0: at least"),
+        (["plan", "--gpu-rate", "9", "--bandwidth", "0"], "--bandwidth '0': storage that gives nothing"),
+    ],
+)
+def test_a_refusal_names_the_option_as_it_is_written(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code and said in f"{done.output}{done.exception}"
+
+
 def default_of(kind: type, field: str) -> Any:
     declared = kind.__dataclass_fields__[field]  # type: ignore[attr-defined]
     return declared.default_factory() if callable(declared.default_factory) else declared.default

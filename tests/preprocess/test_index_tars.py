@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from feedline.cli.inspect import page
+from feedline.cli.main import app
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest
@@ -89,6 +91,8 @@ def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
     assert (said["samples"], said["bad"]) == (1, 1)
     assert "bad" in said["left_out"][0]
     assert read_index(tmp_path / "train").keys == ["good"]
+    done = CliRunner().invoke(app, ["index", str(tmp_path), "--overwrite"])
+    assert done.exit_code == 1 and "1 sample left out, more than 0.1% of all" in done.output
 
 
 def test_what_has_no_label_or_no_key_of_its_own_is_left_out(tmp_path: Path) -> None:

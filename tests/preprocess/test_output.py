@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError
 from feedline.pipeline.format.manifest import MANIFEST, Manifest, read_manifest
@@ -56,6 +57,35 @@ def test_an_unfinished_other_plan_is_refused(images: Path, tmp_path: Path) -> No
         prepare(images, tmp_path / "out", seed=1)
     prepare(images, tmp_path / "out", seed=1, overwrite=True)
     prepare(images, tmp_path / "fresh", seed=1)
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+
+
+def test_a_picture_of_another_length_is_another_plan_and_said_to_be(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for name in "ab":
+        (source / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(source / name / "x.bmp")
+    with pytest.raises(Killed):
+        prepare(source, tmp_path / "out", engine=dies_after(1), shards=2)
+    Image.new("RGB", (64, 32)).save(source / "a" / "x.jpg")
+    with pytest.raises(UsageError, match=r"encoder .*, but of other files, lengths, labels or shards\): choose"):
+        prepare(source, tmp_path / "out", shards=2)
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_dataset_of_ours_whose_manifest_is_damaged_can_be_prepared_again(
+    images: Path, tmp_path: Path, damage: str
+) -> None:
+    prepare(images, tmp_path / "out")
+    manifest = tmp_path / "out" / "train" / "manifest.json"
+    if damage == "cut":
+        manifest.write_text(manifest.read_text()[:100])
+    else:
+        manifest.unlink()
+    with pytest.raises(UsageError, match=r"not feedline's|another plan"):
+        prepare(images, tmp_path / "out")
+    prepare(images, tmp_path / "out", overwrite=True)
+    prepare(images, tmp_path / "fresh")
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
 
 

@@ -137,7 +137,8 @@ def test_a_source_that_changes_between_two_runs_is_not_mixed_with_the_old(tmp_pa
     with pytest.raises(Killed):
         prepare(tmp_path / "bitmaps", tmp_path / "out", engine=dies_after(2), **options)
     paint(200)
-    report = prepare(tmp_path / "bitmaps", tmp_path / "out", **options)
+    told: list[str] = []
+    report = prepare(tmp_path / "bitmaps", tmp_path / "out", on_note=told.append, **options)
     assert report["resumed_samples"] == 0
     for shard in (tmp_path / "out" / "train").glob("*.tar"):
         with tarfile.open(shard) as tar:
@@ -148,6 +149,7 @@ def test_a_source_that_changes_between_two_runs_is_not_mixed_with_the_old(tmp_pa
     assert not any("other sizes or times" in note for note in notes)
     paint(10)
     again = prepare(tmp_path / "bitmaps", tmp_path / "out", on_note=notes.append, **options)
+    assert any(note.startswith("1 class: ") and note.endswith("same label: is that meant?") for note in told)
     assert again["already_complete"] and any("other sizes or times" in note for note in notes)
 
 

@@ -153,6 +153,8 @@ def test_shards_that_are_not_whole(prepared: Path, change: str) -> None:
         path.write_bytes(before)
     assert not said["ok"]
     assert said["problems"][0]["shard"] == "64-jpeg/train/train-000001.tar"
+    if change == "cut":
+        assert said["problems"][0]["key"] == "" and "whole up to sample" in said["problems"][0]["what"]
 
 
 def edited_manifest(prepared: Path, edit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

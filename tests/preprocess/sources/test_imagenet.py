@@ -286,6 +286,10 @@ def test_a_flat_folder_alone(tiny_ilsvrc: Path, tiny_folder: Path, tmp_path: Pat
         (["a.jpg,cat", "b.jpg,"], "line 2 lacks its label"),
         (["a.jpg,cat", ",dog"], "line 2 lacks its image"),
         (["a.jpg,cat", "a.png,dog"], "says 'cat' and 'dog' of image 'a'"),
+        (["file,cat,dog", "a.jpg,0,1"], "of its columns (file, cat, dog) none of them is the label"),
+        (["file,class_id,class_name", "a.jpg,0,cat"], "several may be the label: leave two, image and label"),
+        (["file,label,split", "a.jpg,cat"], "line 2 has not the 3 columns of its header"),
+        (["a.jpg,cat,train", "b.jpg,dog,val"], "has 3 columns, and no header says which of them is the label"),
     ],
 )
 def test_wrong_ground_truth(tiny_ilsvrc: Path, tmp_path: Path, lines: list[str], complaint: str) -> None:
@@ -337,6 +341,33 @@ def test_a_table_of_names_and_words(tmp_path: Path) -> None:
     (tmp_path / "val" / "a.png").write_bytes(b"x")
     with pytest.raises(SourceError, match="'a' is there twice"):
         indexed(tmp_path / "val", ground_truth=str(file))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["file,label,split", "a.jpg,cat,val", "b.jpg,dog,train", "c.jpg,cat,val"],
+        ["file,width,label", "a.jpg,10,cat", "b.jpg,11,dog", "c.jpg,12,cat"],
+        [",filename,class_name", "0,a.jpg,cat", "1,b.jpg,dog", "2,c.jpg,cat"],
+        ["img,label", "a.jpg,cat", "b.jpg,dog", "c.jpg,cat"],
+        ["photo,breed", "a.jpg,cat", "b.jpg,dog", "c.jpg,cat"],
+        ["file\tlabel", "a.jpg\tcat", "b.jpg\tdog", "c.jpg\tcat"],
+        ["file label", "a.jpg cat", "b.jpg dog", "c.jpg cat"],
+        ["a.jpg,cat", "b.jpg,dog", "c.jpg,cat"],
+        ["a.jpg cat", "b.jpg dog", "c.jpg cat"],
+        ["cat", "dog", "cat"],
+    ],
+)
+def test_tables_of_all_kinds_say_the_same(tmp_path: Path, rows: list[str]) -> None:
+    """Of more columns than two each but the first was a part of the label, and most headers a class."""
+    (tmp_path / "val").mkdir()
+    for name in "abc":
+        (tmp_path / "val" / f"{name}.jpg").write_bytes(b"x")
+    file = tmp_path / "truth.csv"
+    file.write_text("\n".join(rows) + "\n")
+    found = indexed(tmp_path / "val", ground_truth=str(file))
+    assert [entry["name"] for entry in found.classes] == ["cat", "dog"]
+    assert found.columns.labels_N.tolist() == [0, 1, 0]
 
 
 def test_a_link_in_a_class_tar_is_a_trouble_and_a_class_tar_is_none(tiny_ilsvrc: Path, tmp_path: Path) -> None:
