@@ -137,35 +137,36 @@ def _rows(journal: Journal, trainer: About) -> list[StepRow]:
 
 
 def _hand_steps_over(rows: Sequence[StepRow], trainer: About) -> None:
-    """Of loaders that give one batch each to a step (`zip(a, b)`) the step is that of the last one drawn, whose batch
-    may have lain there: here it becomes that of the loader which was waited for most."""
-    whose = Counter(row.loader for row in rows if row.trained and row.epoch != OWN_EPOCH).most_common(1)
-    if not whose or whose[0][1] < ONE_EACH * sum(row.trained for row in rows):
+    """Of loaders that give one batch each to a step (`zip(a, b)`), or take turns, it is the last one drawn that is
+    trained on, whose batch may have lain there: here the steps become those of the loader that was waited for
+    most."""
+    counts = Counter(row.loader for row in rows if row.trained)
+    if not counts or any(row.epoch == OWN_EPOCH for row in rows):
         return
-    given = whose[0][0]
-    trained = [row for row in rows if row.trained and row.loader == given]
-    found: tuple[float, list[tuple[StepRow, StepRow]]] = sum(row.own_wait_s for row in trained), []
-    for loader in {row.loader for row in rows} - {given}:
-        mine = [row for row in rows if row.loader == loader]
-        starts = [row.start_s for row in mine]
-        before = [bisect_right(starts, row.start_s) - 1 for row in trained]
-        pairs = [(mine[at], row) for at, row in zip(before, trained, strict=True) if at >= 0]
-        once = len(set(before)) >= ONE_EACH * max(len(trained), len(mine))
-        waited_s = sum(row.own_wait_s for row in mine)
-        if once and 2 * len({row.epoch for row in mine}) <= len(mine) and waited_s > found[0]:
-            found = waited_s, pairs
-    done = set[int]()
-    for to, row in found[1]:
-        if id(to) not in done:
-            done.add(id(to))
+    given = counts.most_common(1)[0][0]
+    of = {loader: [row for row in rows if row.loader == loader] for loader in {row.loader for row in rows}}
+    trained = [row for row in of[given] if row.trained]
+    beside = [given, *(loader for loader, mine in of.items() if loader != given and _one_each(mine, trained))]
+    to = max(beside, key=lambda loader: sum(row.own_wait_s for row in of[loader]))
+    if len(beside) == 1 or sum(counts[loader] for loader in beside) < ONE_EACH * counts.total():
+        return
+    starts = [row.start_s for row in of[to]]
+    for row in (row for loader in beside if loader != to for row in of[loader] if row.trained):
+        row.trained = False
+        if (at := bisect_right(starts, row.start_s) - 1) >= 0:
+            taker = of[to][at]
+            taker.trained = True
             for name in OF_STEP:
-                setattr(to, name, getattr(row, name))
-            to.trained = True
-    if found[1]:
-        for row in trained:
-            row.trained = False
-        now = found[1][0][0].loader
-        trainer["sync_places"] = [(now if one == given else one, *rest) for one, *rest in trainer["sync_places"]]
+                both = [value for value in (getattr(taker, name), getattr(row, name)) if value is not None]
+                setattr(taker, name, sum(both) if both else None)
+    trainer["sync_places"] = [(to if one in beside else one, *rest) for one, *rest in trainer["sync_places"]]
+
+
+def _one_each(mine: Sequence[StepRow], trained: Sequence[StepRow]) -> bool:
+    """Whether a loader gives one batch in each step of another; not one that is begun for each."""
+    starts = [row.start_s for row in mine]
+    met = {bisect_right(starts, row.start_s) for row in trained} - {0}
+    return len(met) >= ONE_EACH * max(len(trained), len(mine)) and 2 * len({row.epoch for row in mine}) <= len(mine)
 
 
 def _that_train(trainers: list[About], rows: Mapping[int, Sequence[StepRow]]) -> list[About]:

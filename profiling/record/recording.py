@@ -10,7 +10,7 @@ fills those it misses with their defaults.
 """
 
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -246,9 +246,11 @@ class _Host:
 
 
 def train_loader(loaders: Iterable[LoaderSeen], steps: Iterable[Step]) -> LoaderSeen | None:
-    """The training loader with the most steps; the busiest loader when none was seen training."""
-    counts = Counter((step.loader, step.phase) for step in steps)
-    return min(loaders, key=lambda one: (one.phase != "train", -counts[one.id, one.phase]), default=None)
+    """The training loader whose steps took longest; the busiest loader when none was seen training."""
+    spent: dict[tuple[int, str], float] = defaultdict(float)
+    for step in steps:
+        spent[step.loader, step.phase] += step.duration_s
+    return min(loaders, key=lambda one: (one.phase != "train", -spent[one.id, one.phase]), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

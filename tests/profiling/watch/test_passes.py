@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, default_collate  # noqa: E402
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # noqa: E402
 
 from feedline.profiling.profile import Profile  # noqa: E402
-from feedline.profiling.record.recording import Recording  # noqa: E402
+from feedline.profiling.record.recording import Recording, train_loader  # noqa: E402
 from feedline.profiling.watch.passes import MOST_OPEN, Loop  # noqa: E402
 from tests.profiling.trainings import Slow, Training, data, steps  # noqa: E402
 
@@ -98,6 +98,34 @@ def test_of_two_loaders_in_lockstep_the_one_that_is_waited_for_is_told_of(order:
     assert all(step.backward_s > 0 and step.optimizer_s > 0 for step in train[:-1])
     evaluated = steps(recording, "eval")
     assert {step.loader for step in evaluated} == {one.id for one in recording.loaders if one.dataset != "Slow"}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_loaders_that_take_turns_the_one_that_is_waited_for_is_told_of(order: tuple[int, int]) -> None:
+    loaders = [DataLoader(one, batch_size=8) for one in (Slow(), data(160))]
+    training = Training()
+    with Profile(resources=False) as seen:
+        both = [iter(loaders[number]) for number in order]
+        for _ in range(20):
+            for batches in both:
+                training.step(next(batches))
+    recording = seen.recording
+    assert [one.dataset for one in recording.loaders if one.phase == "train"] == ["Slow"]
+    train = steps(recording, "train")[:-1]
+    assert len(train) >= 18 and all(0.016 <= step.wait_s <= step.duration_s for step in train[1:])
+    assert all(step.backward_s > 0 and step.optimizer_s > 0 for step in train)
+
+
+def test_of_two_trainings_one_after_the_other_the_longer_one_is_told_of() -> None:
+    """Though the other has more steps."""
+    long, short = DataLoader(Slow(), batch_size=8), DataLoader(data(320), batch_size=8)
+    with Profile(resources=False) as seen:
+        for batches in (long, short):
+            training = Training()
+            for batch in batches:
+                training.step(batch)
+    whose = train_loader(seen.recording.loaders, seen.recording.steps)
+    assert whose is not None and whose.dataset == "Slow"
 
 
 def test_an_evaluation_in_a_step_of_two_loaders_is_no_wait_of_it() -> None:
