@@ -266,6 +266,11 @@ def mean_known(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def is_kept_fed(fed: Mapping[str, Any]) -> bool:
+    """Whether it hardly waits, whatever share of its ceiling it reaches."""
+    return fed["wait_fraction"] is not None and fed["wait_fraction"] < WAITS
+
+
 def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     """`fed_all`: whether every model at every size is fed in some way; None where there was no ceiling to compare
     with."""
@@ -284,7 +289,8 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
         elif record.get("gpu"):
             why = "no model was measured on its GPU"
         return {"statement": f"What this machine's {what}; {why}.", "fed_all": None}
-    worst = min(best.values(), key=lambda fed: fed["share"])
+    starving = [fed for fed in best.values() if fed["share"] < FED and not is_kept_fed(fed)]
+    worst = min(starving or best.values(), key=lambda fed: fed["share"])
     name = f"{worst['model']} at {worst['image_size']} px"
     if (most := max(one["share"] for one in best.values())) > units.FREE_AT_MOST:
         what = f"a model reaches {100 * most:.0f} % of the ceiling that was measured for it"
@@ -292,8 +298,8 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     if worst["share"] >= FED:
         words = f"{who} can feed {device}: {100 * worst['share']:.0f} % of its ceiling or more"
         return {"statement": f"{words} ({name} from {worst['way']} is the least).", "fed_all": True}
-    if (waits := worst["wait_fraction"]) is not None and waits < WAITS:
-        words = f"{who} keep {device} waiting for {100 * waits:.0f} % of the time: {name} gets"
+    if not starving:
+        words = f"{who} keep {device} waiting for {100 * worst['wait_fraction']:.0f} % of the time: {name} gets"
         rest = "of its ceiling, and it is not the data that keeps it from the rest"
         return {"statement": f"{words} {100 * worst['share']:.0f} % {rest} (from {worst['way']}).", "fed_all": True}
     needs = [need for need in record["needs"] if (need["model"], need["image_size"]) == (worst["model"],

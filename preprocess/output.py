@@ -179,7 +179,8 @@ def check_free(store: Store, plan: PlanFile, *, overwrite: bool = False) -> None
         elif manifest is not None:
             foreign = manifest.settings.get("foreign", False)
             ours |= {INDEX, MANIFEST, *(() if foreign else (shard.name for shard in manifest.shards))}
-        elif overwrite and "plan_hash" in (read_fields(store, REPORT) or {}):  # its manifest is damaged, or gone
+        elif overwrite and folder in ((read_fields(store, REPORT) or {}).get("folders") or ()):
+            # its manifest is damaged, or gone; the report says that it was ours
             ours |= {name for name in names if is_ours(name)}
         if strange := [name for name in names if name not in ours]:
             raise UsageError(

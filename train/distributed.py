@@ -9,7 +9,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from textwrap import shorten
@@ -103,7 +103,7 @@ def joined(config: TrainConfig) -> Generator[World]:
         yield World(rank=0, world_size=1, local_world_size=1, device=device)
         return
     rank, world_size = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
-    mine, leave = not dist.is_initialized(), dist.distributed_c10d._abort_process_group
+    mine, failed = not dist.is_initialized(), True
     try:
         if mine:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -116,7 +116,7 @@ def joined(config: TrainConfig) -> Generator[World]:
                 raise UsageError(what) from error
         yield World(rank=dist.get_rank(), world_size=dist.get_world_size(),
                     local_world_size=local_world_size, device=device)  # fmt: skip
-        leave = dist.destroy_process_group
+        failed = False
     except (RuntimeError, TimeoutError, dist.DistError) as error:
         words = ("gloo", "nccl", "connection closed by peer", "connection reset")
         lost = isinstance(error, dist.DistError | TimeoutError) or any(word in str(error).lower() for word in words)
@@ -128,7 +128,9 @@ def joined(config: TrainConfig) -> Generator[World]:
         raise RankLost(reason) from error
     finally:
         if mine and dist.is_initialized():
-            leave()
+            with suppress(Exception) if failed else nullcontext():  # what went wrong goes before
+                leave = dist.destroy_process_group
+                (getattr(dist.distributed_c10d, "_abort_process_group", leave) if failed else leave)()
 
 
 def pick_device(name: str) -> torch.device:

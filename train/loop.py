@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.errors import BusyError, FeedlineError, UsageError
 from feedline.train import checkpoint, data
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined, may_restart, short_line
@@ -110,7 +110,7 @@ def train(
                 with Reporter(run) as report:
                     report.start(notes)  # takes the folder for this training alone
                     if world.on_main(checkpoints.steps) != there:
-                        raise FeedlineError(f"another training in {folder} went on and ended meanwhile: start again")
+                        raise BusyError(f"another training in {folder} went on and ended meanwhile: start again")
                     if resume and config.keep_last:
                         for text in world.on_main(lambda: checkpoints.go_on_from(resume, config.resume)):
                             run.tell("note", text=text)

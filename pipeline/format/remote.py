@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 TRIES = 4
 FIRST_PAUSE_S = 0.2  # doubled each time: 1.4 s in all before giving up
+GLANCE_S = 5.0
 SILENCE_S = 20.0
 """A connection that says nothing for so long counts as failed."""
 FEW_OPEN = 16
@@ -85,12 +86,19 @@ class Remote:
         return data
 
     def glance(self, name: str) -> bytes | None:
-        """All of a file as it is now; None where that is not to be had at once."""
-        try:
-            self._system.invalidate_cache()
-            return self._system.cat_file(f"{self._root}/{name}")
-        except Exception:  # every transport has its own kinds
-            return None
+        """All of a file as it is now; None where that is not to be had within GLANCE_S."""
+        told: list[bytes] = []
+
+        def ask() -> None:
+            with suppress(Exception):  # every transport has its own kinds
+                self._system.invalidate_cache()
+                told.append(self._system.cat_file(f"{self._root}/{name}"))
+
+        thread = threading.Thread(target=ask, name="feedline-glance", daemon=True)
+        with suppress(RuntimeError):  # the process may have no more threads
+            thread.start()
+            thread.join(GLANCE_S)
+        return told[0] if told else None
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of a file. Raises DatasetError after the last try."""
@@ -161,11 +169,13 @@ class RemoteFiles(LocalFiles):
         return self._remote.read(self._paths[shard].name, offset, offset + length)
 
     def read_afresh(self, shard: int, offset: int, length: int) -> bytes:
-        if not self.from_afar:
-            self._open.pop(shard, None)
-            with suppress(OSError):  # it is in nobody's way, or somebody else's
-                self._paths[shard].unlink()
-        return self.read(shard, offset, length)
+        path, held = self._paths[shard], self._open.pop(shard, None)
+        if not self.from_afar and held is not None:
+            with suppress(OSError):  # it is gone, or somebody else's; another process may have put a good one there
+                if os.fstat(held.number).st_ino == path.stat().st_ino:
+                    path.unlink()
+        self.from_afar = True
+        return self._remote.read(path.name, offset, offset + length)
 
 
 # --- the cache ----------------------------------------------------------------------------------------

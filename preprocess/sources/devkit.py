@@ -118,10 +118,10 @@ class Truth:
         """`LABEL` a line; or `FILE LABEL`, `FILE,LABEL` (also Kaggle's LOC_val_solution.csv), with tabs too, with or
         without a header, which says where a table of more columns has its labels. Raises SourceError."""
         try:
-            lines = [line.strip() for line in data.decode("utf-8-sig").splitlines()]
+            lines = [line.strip(" \r") for line in data.decode("utf-8-sig").splitlines()]
         except UnicodeDecodeError as error:
             raise SourceError(f"{where} is not a text file ({error.reason} at byte {error.start})") from error
-        table = [(number, *cls._cells(line)) for number, line in enumerate(lines, 1) if line]
+        table = [(number, *cls._cells(line)) for number, line in enumerate(lines, 1) if line.strip()]
         columns, table = cls._columns(table, where)
         rows: list[tuple[str, str]] = []
         said: dict[str, str] = {}
@@ -166,14 +166,15 @@ class Truth:
                 raise SourceError(f"{what}: leave two, image and label (quote a label that has commas)")
             return usual, table
         if len(first) == 2:
-            return usual, table[1:]
+            return ((1, 0, 1) if named == [0] else usual), table[1:]
         if len(named) != 1:
             names, which = ", ".join(first), "none of them is" if not named else "several may be"
             raise SourceError(f"{where}: of its columns ({names}) {which} the label: leave two, image and label")
         odd = next((number for number, cells, _ in table if len(cells) != len(first)), None)
         if odd:
             raise SourceError(f"{where}: line {odd} has not the {len(first)} columns of its header: mend it")
-        image = next((at for at, cell in enumerate(first) if NAMES.fullmatch(cell)), 0)
+        names = [at for at, cell in enumerate(first) if at != named[0] and NAMES.fullmatch(cell)]
+        image = min(names, key=lambda at: first[at].lower() in ("id", "index"), default=0)
         return (image, named[0], 1), table[1:]
 
     def labels(self, names: Sequence[str], classes: Classes, label_of_id: Mapping[int, int]) -> list[str]:

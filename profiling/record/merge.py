@@ -6,7 +6,6 @@ inside measured steps of the training loader: start-up, evaluation and checkpoin
 
 import sys
 import time
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import diagnostic
 from feedline.profiling.record.host import describe_host, package_version
 from feedline.profiling.record.journal import MOST_PATHS, OWN_EPOCH, Journal, StepRow, TimeRow
+from feedline.profiling.record.lockstep import hand_steps_over
 from feedline.profiling.record.measurements import Sampled, scope_of
 from feedline.profiling.record.recording import (
     Compute,
@@ -38,9 +38,6 @@ from feedline.profiling.record.stages import STAGES
 from feedline.profiling.record.watch_costs import costs, overhead
 from feedline.profiling.record.windows import MOST_SIZES, RowSum, Windows, over_steps
 
-ONE_EACH = 0.8  # of the steps
-OF_STEP = ("copy_s", "backward_s", "optimizer_s", "pause_s", "sync_s", "syncs", "starved_s", "idle_s")
-"""Of a row, what its step did."""
 ENOUGH_MARKED = 32  # steps on a device that stand for those around them
 WARM_UP_RULE = (
     "the first num_workers × prefetch_factor + 3 batches of the first pass over a loader that trains, or of a loop "
@@ -68,6 +65,8 @@ def merge(
     found = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
     rows = {trainer["pid"]: _rows(journal, trainer) for trainer in found}
     trainers = _that_train(found, rows)
+    if not any(journal.all("legs-")):  # whose windows are of the loader that they were directed at
+        hand_steps_over({one["pid"]: rows[one["pid"]] for one in trainers}, trainers)
     strangers = {one["pid"] for one in found} - {one["pid"] for one in trainers}
     workers = [one for one in journal.all("worker-") if one.get("trainer") not in strangers]
     anywhere = any(row.trained for one in trainers for row in rows[one["pid"]])
@@ -130,43 +129,7 @@ def _rows(journal: Journal, trainer: About) -> list[StepRow]:
     optimized = {row.loader for row in rows if row.optimizer_s}
     for row in rows:  # a loader may have been evaluated before the first optimiser stepped
         row.trained = row.trains(optimized)
-    rows = sorted((row for row in rows if row.trained or row.loader not in background), key=lambda row: row.start_s)
-    if not any(journal.all("legs-")):  # whose windows are of the loader that they were directed at
-        _hand_steps_over(rows, trainer)
-    return rows
-
-
-def _hand_steps_over(rows: Sequence[StepRow], trainer: About) -> None:
-    """Of loaders that give one batch each to a step (`zip(a, b)`), or take turns, it is the last one drawn that is
-    trained on, whose batch may have lain there: here the steps become those of the loader that was waited for
-    most."""
-    counts = Counter(row.loader for row in rows if row.trained)
-    if not counts or any(row.epoch == OWN_EPOCH for row in rows):
-        return
-    given = counts.most_common(1)[0][0]
-    of = {loader: [row for row in rows if row.loader == loader] for loader in {row.loader for row in rows}}
-    trained = [row for row in of[given] if row.trained]
-    beside = [given, *(loader for loader, mine in of.items() if loader != given and _one_each(mine, trained))]
-    to = max(beside, key=lambda loader: sum(row.own_wait_s for row in of[loader]))
-    if len(beside) == 1 or sum(counts[loader] for loader in beside) < ONE_EACH * counts.total():
-        return
-    starts = [row.start_s for row in of[to]]
-    for row in (row for loader in beside if loader != to for row in of[loader] if row.trained):
-        row.trained = False
-        if (at := bisect_right(starts, row.start_s) - 1) >= 0:
-            taker = of[to][at]
-            taker.trained = True
-            for name in OF_STEP:
-                both = [value for value in (getattr(taker, name), getattr(row, name)) if value is not None]
-                setattr(taker, name, sum(both) if both else None)
-    trainer["sync_places"] = [(to if one in beside else one, *rest) for one, *rest in trainer["sync_places"]]
-
-
-def _one_each(mine: Sequence[StepRow], trained: Sequence[StepRow]) -> bool:
-    """Whether a loader gives one batch in each step of another; not one that is begun for each."""
-    starts = [row.start_s for row in mine]
-    met = {bisect_right(starts, row.start_s) for row in trained} - {0}
-    return len(met) >= ONE_EACH * max(len(trained), len(mine)) and 2 * len({row.epoch for row in mine}) <= len(mine)
+    return sorted((row for row in rows if row.trained or row.loader not in background), key=lambda row: row.start_s)
 
 
 def _that_train(trainers: list[About], rows: Mapping[int, Sequence[StepRow]]) -> list[About]:

@@ -58,6 +58,8 @@ class Pass:
     batches: int = 0
     samples: int = 0
     waited_s: float = 0.0
+    goes_round: bool = False
+    """It follows one of the same loader that has ended beside another, whose row is its outer."""
     begin_s: float = 0.0
     """That `iter()` took."""
     first_got: float | None = None
@@ -135,10 +137,11 @@ class Loop:
         self._open = [one for one in self._open if one not in left]
         epoch, thread = self._epochs[loader], threading.get_ident()
         outer = self.row
-        if outer is None and self._over == loader:  # it goes round, beside another that goes on
+        goes_round = outer is None and self._over == loader
+        if goes_round:
             outer = max((one.row for one in self._open if one.row), key=lambda row: row.start_s, default=None)
         begun = Pass(loader, epoch, now, in_trainer, outer, now, thread, background)
-        begun.restart = bool(left)
+        begun.restart, begun.goes_round = bool(left), goes_round
         self._epochs[loader] += 1
         if not background:
             for other in (*self._open, *filter(None, [self.own])):
@@ -283,7 +286,7 @@ class Loop:
         ending.done = True
         if ending in self._open:
             self._open.remove(ending)
-        outer = ending.outer
+        outer = None if ending.goes_round else ending.outer
         if outer is not None and not outer.duration_s and not (ending.background and ending.loader == outer.loader):
             outer.pause_s += now - ending.entered
             self.current = self.current if outer.epoch == OWN_EPOCH else outer

@@ -115,6 +115,14 @@ def test_a_loop_that_does_not_wait_is_not_held_back_by_data() -> None:
     assert "gets 80 % of its ceiling, and it is not the data that keeps it from the rest" in record["statement"]
 
 
+def test_one_model_that_does_not_wait_does_not_speak_for_another_that_does() -> None:
+    record = checked(Machine())
+    fed = [{"model": model, "image_size": 64, "way": "raw", "workers": 4, "share": share, "wait_fraction": waits}
+           for model, share, waits in (("idle", 0.79, 0.03), ("starving", 0.85, 0.15))]  # fmt: skip
+    told = gpu_check.statement(record | {"fed": fed, "needs": []})
+    assert told["fed_all"] is False and "cannot feed A GPU: starving at 64 px gets 85 %" in told["statement"]
+
+
 def test_more_than_all_of_a_ceiling_is_no_statement() -> None:
     record = checked(Machine(launching=2.1))
     assert record["fed_all"] is None and "a model reaches 210 % of the ceiling" in record["statement"]

@@ -84,9 +84,15 @@ def test_a_dataset_of_ours_whose_manifest_is_damaged_can_be_prepared_again(
         manifest.unlink()
     with pytest.raises(UsageError, match=r"not feedline's|another plan"):
         prepare(images, tmp_path / "out")
+    theirs = tmp_path / "out" / "val" / "val-000000.tar"
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_bytes(b"somebody's")
+    if (tmp_path / "out" / "val" / "manifest.json").exists():
+        theirs.unlink()
     prepare(images, tmp_path / "out", overwrite=True)
     prepare(images, tmp_path / "fresh")
-    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+    assert not theirs.exists() or theirs.read_bytes() == b"somebody's"
+    assert digests(tmp_path / "out" / "train") == digests(tmp_path / "fresh" / "train")
 
 
 def test_files_of_others_are_never_touched(images: Path, tmp_path: Path) -> None:

@@ -128,6 +128,33 @@ def test_of_two_trainings_one_after_the_other_the_longer_one_is_told_of() -> Non
     assert whose is not None and whose.dataset == "Slow"
 
 
+def test_a_batch_that_is_evaluated_in_each_step_is_none_of_a_loader_in_lockstep() -> None:
+    train_on, held_out, training = (
+        DataLoader(data(160), batch_size=8),
+        iter(DataLoader(Slow(), batch_size=8)),
+        Training(),
+    )
+    with Profile(resources=False) as seen:
+        for batch in train_on:
+            training.step(batch)
+            time.sleep(0.05)
+            training.model(next(held_out)[0])
+            time.sleep(0.05)
+    recording = seen.recording
+    assert {one.dataset for one in recording.loaders if one.phase == "train"} == {"TensorDataset"}
+
+
+def test_epochs_of_two_loaders_in_lockstep_leave_no_row_open() -> None:
+    late, quick = DataLoader(Slow(), batch_size=8), DataLoader(data(160), batch_size=8)
+    training = Training()
+    with Profile(resources=False) as seen:
+        for _ in range(3):
+            for _, batch in zip(late, quick):  # noqa: B905
+                training.step(batch)
+    train = steps(seen.recording, "train")
+    assert 54 <= len(train) <= 60 and not any(step.pause_s for step in train)
+
+
 def test_an_evaluation_in_a_step_of_two_loaders_is_no_wait_of_it() -> None:
     first, second, held_out = (DataLoader(one, batch_size=8) for one in (data(), data(), Slow()))
     training = Training()
