@@ -111,6 +111,11 @@ def _main(measured: Measured) -> Cause | None:
         if share - waits <= ERRORS_90 * (error + waits_error):
             unseen = "the batches come out of something that is not watched: what makes them cannot be seen"
             return Cause(words=unseen)
+    else:
+        waits, waits_error = looked(recording, ("wait",))
+        if waits - ERRORS_90 * waits_error > MOSTLY * share:
+            others = "the training thread waits for batches that others make"
+            return Cause(words=f"{others}, and not for those of the loader that its steps are told by")
     top, where = measured.workers.top, ""
     words = f"the training thread prepares its batches itself, {units.percent(share)} of its time"
     if top is not None:

@@ -1,5 +1,6 @@
 """The verdict in words: the headline, and the sentences that carry it. Pure."""
 
+from bisect import bisect_right
 from dataclasses import asdict
 
 from feedline.pipeline.base.text import count_of
@@ -12,9 +13,11 @@ from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.explain.predict import Cold, cold_epoch
 from feedline.profiling.explain.remedies.sample_cost import MANY_TENSORS
 from feedline.profiling.record import units
+from feedline.profiling.record.recording import Step
 
 PAUSED, MUCH_PAUSED = 0.1, 0.25
 """Shares of the whole time from which it is said, and from which the verdict says, that pauses are kept apart."""
+OTHER_LOOPS = 0.5  # of the training's time, from which they are told of
 
 
 def headline(measured: Measured, verdict: Judged) -> str:
@@ -54,7 +57,12 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
         )
     if machine.throttled >= HARDLY:
         sentences.append(f"A quota kept the script from running {units.percent(machine.throttled)} of the time.")
-    sentences += [*_of_pauses(measured), *_of_the_ceiling(measured), *_of_epochs(measured)]
+    sentences += [
+        *_of_pauses(measured),
+        *_of_other_loops(measured),
+        *_of_the_ceiling(measured),
+        *_of_epochs(measured),
+    ]
     sentences += _of_the_workers(measured, verdict)
     sentences += _of_storage(measured, verdict)
     if cause.words:
@@ -104,6 +112,32 @@ def _of_pauses(measured: Measured) -> list[str]:
             line = f"DataLoader(…, num_workers={count}, persistent_workers=True)"
             cure.append(f"Workers would make these batches meanwhile, for up to {most} of the whole: {line}.")
     return [f"{words}: no rate and no share has them.", *cure]
+
+
+def _of_other_loops(measured: Measured) -> list[str]:
+    """Before, between and behind the training: statistics, features that are extracted, evaluations."""
+    steps = [step for step in measured.recording.steps if step.rank == 0]
+    training = sorted((step for step in steps if step.phase == "train"), key=lambda step: step.start_s)
+    starts, train_s = [step.start_s for step in training], sum(step.duration_s for step in training)
+
+    def amid(step: Step) -> bool:
+        before = bisect_right(starts, step.start_s) - 1
+        return before >= 0 and step.start_s < starts[before] + training[before].duration_s
+
+    apart = [step for step in steps if step.phase == "eval" and not amid(step)]
+    seconds = sum(step.duration_s for step in apart)
+    if not training or seconds < OTHER_LOOPS * train_s:
+        return []
+    words = (
+        f"Loops that train nothing take {units.seconds(seconds)} beside {units.seconds(train_s)} of training, which "
+        "is what all shares and rates are of"
+    )
+    if (waits := sum(step.wait_s for step in apart) / seconds) < DATA_BOUND:
+        return [f"{words}."]
+    used = {step.loader for step in apart}
+    theirs = {one.num_workers for one in measured.recording.loaders if one.id in used and one.kind == "torch"}
+    line = ": DataLoader(…, num_workers=2) there would make them meanwhile" if theirs == {0} else ""
+    return [f"{words}; {units.percent(waits)} of it is waiting for their batches{line}."]
 
 
 def _of_the_ceiling(measured: Measured) -> list[str]:

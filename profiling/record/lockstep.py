@@ -16,16 +16,16 @@ OF_STEP = ("backward_s", "optimizer_s", "pause_s", "sync_s", "syncs")
 """Of a row, what its step did."""
 
 
-def hand_steps_over(rows: Mapping[int, Sequence[StepRow]], trainers: Sequence[dict[str, Any]]) -> None:
+def hand_steps_over(rows: Mapping[int, Sequence[StepRow]], trainers: Sequence[dict[str, Any]]) -> bool:
     """Of loaders that give one batch each to a step (`zip(a, b)`), or take turns, it is the last one drawn that is
     trained on, whose batch may have lain there: here the steps become those of the loader that was waited for most,
-    by all ranks together."""
+    by all ranks together. Whether they were another's."""
     counts, waited_s = Counter[int](), defaultdict[int, float](float)
     for row in chain(*rows.values()):
         counts[row.loader] += row.trained
         waited_s[row.loader] += row.own_wait_s
     if not counts.total() or any(row.epoch == OWN_EPOCH for row in chain(*rows.values())):
-        return
+        return False
     given = counts.most_common(1)[0][0]
     first = next(mine for mine in rows.values() if any(row.trained for row in mine))
     trained = [row for row in first if row.trained and row.loader == given]
@@ -34,7 +34,7 @@ def hand_steps_over(rows: Mapping[int, Sequence[StepRow]], trainers: Sequence[di
     to = max(beside, key=lambda loader: waited_s[loader])
     enough = waited_s[to] > CLEARLY * waited_s[given] + LITTLE * sum(row.duration_s for row in trained)
     if sum(counts[loader] for loader in beside) < ONE_EACH * counts.total() or (to != given and not enough):
-        return
+        return False
     for mine, trainer in zip(rows.values(), trainers, strict=True):
         takers = [row for row in mine if row.loader == to]
         starts = [row.start_s for row in takers]
@@ -43,6 +43,7 @@ def hand_steps_over(rows: Mapping[int, Sequence[StepRow]], trainers: Sequence[di
             if (at := bisect_right(starts, row.start_s) - 1) >= 0:
                 _take(takers[at], row)
         trainer["sync_places"] = [(to if one in beside else one, *rest) for one, *rest in trainer["sync_places"]]
+    return to != given
 
 
 def _take(taker: StepRow, row: StepRow) -> None:

@@ -65,8 +65,10 @@ def merge(
     found = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
     rows = {trainer["pid"]: _rows(journal, trainer) for trainer in found}
     trainers = _that_train(found, rows)
-    if not any(journal.all("legs-")):  # whose windows are of the loader that they were directed at
-        hand_steps_over({one["pid"]: rows[one["pid"]] for one in trainers}, trainers)
+    handed_over = hand_steps_over({one["pid"]: rows[one["pid"]] for one in trainers}, trainers)
+    legs, notes = diagnostic.legs(journal), list[str]()
+    if handed_over and legs:
+        legs, notes = [], ["the legs are left out: they took the place of a loader that is hardly waited for"]
     strangers = {one["pid"] for one in found} - {one["pid"] for one in trainers}
     workers = [one for one in journal.all("worker-") if one.get("trainer") not in strangers]
     anywhere = any(row.trained for one in trainers for row in rows[one["pid"]])
@@ -105,12 +107,12 @@ def merge(
         series=series,
         gpus=over_steps(sampler.gpus, series, training) if sampler else [],
         gpu_note=sampler.gpu_note if sampler else "no GPU numbers: resources were not sampled",
-        legs=diagnostic.legs(journal),
+        legs=legs,
         sample_paths=[*files["paths"], *chain(*(one.get("paths") or () for one in workers))][:MOST_PATHS],
         changing_files=files["changing"],
         lines=diagnostic.lines(journal),
         overhead=overhead(journal, trainers, sampler, max(ends_s, default=0.0)),
-        notes=_notes(journal, workers, trainers, steps, loaders, failed=failed),
+        notes=notes + _notes(journal, workers, trainers, steps, loaders, failed=failed),
     )
     recording = replace(recording, costs=costs(recording))
     listed = [path for one in trainers for path in one["paths"]]

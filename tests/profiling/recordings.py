@@ -51,7 +51,7 @@ def made(
 ) -> Recording:
     """Seconds are per step for the trainer and per sample for the workers' `stages`; worker 0 is `slow` times so."""
     per_sample = stages or {"read": 0.0002, "decode": 0.002, "transform": 0.001, "collate": 0.0002, "send": 0.0001}
-    cpu = stages_cpu or {name: value for name, value in per_sample.items() if name != "read"}
+    cpu = stages_cpu or {name: value for name, value in per_sample.items() if name not in ("read", "lock")}
     duration = wait_s + compute_s + copy_s + python_s
     seconds = duration * steps
     seen = Recording(
@@ -80,7 +80,8 @@ def made(
             ThreadTime(
                 seconds=seconds,
                 stages={
-                    "wait": (wait_s - unpickle_s) * steps, "unpickle": unpickle_s * steps, "copy": copy_s * steps,
+                    "wait" if workers else "load": (wait_s - unpickle_s) * steps, "unpickle": unpickle_s * steps,
+                    "copy": copy_s * steps,
                     "forward": compute_s * steps, "python": python_s * steps,
                 },
                 functions={"python train.py:log:12": python_s * steps} if python_s else {},

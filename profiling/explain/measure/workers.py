@@ -22,6 +22,7 @@ SURE_ERRORS = 3.0  # … or that of so many errors of its logarithm
 OF_A_CORE = 2.5  # up to so many times as long, in all it does alike, may be its core's doing
 NOTABLE = 0.1  # share of its busy time by which what a worker does differs from what the others do
 BLOCKED = ("blocked", "lock")
+OF_THREADS = 0.5  # of a core, beside what the main thread does, from which a worker's other threads compute
 BUSY_STAGES = [name for name in STAGES if name != "idle"]
 SHORT = 0.15  # share of their busy time without a core from which workers lack cores
 SPARE_SURELY = 0.35  # share of their time that all workers surely idle, from which more of them would idle, too
@@ -97,7 +98,8 @@ class Workers:
 
 
 def measure_workers(recording: Recording) -> Workers:
-    loader, costs, of_loader = recording.train_loader, recording.costs, recording.preparing()
+    loader, costs = recording.train_loader, recording.costs
+    of_loader = [_without_own_locks(worker) for worker in recording.preparing()]
     groups: dict[tuple[int, int, bool], list[WorkerTime]] = {}
     for worker in [worker for worker in of_loader if worker.phase == "train"] or of_loader:
         groups.setdefault((worker.rank, worker.worker, worker.in_trainer), []).append(worker)
@@ -166,6 +168,30 @@ def looked_error(thread: ThreadTime, share: float, *stages: str) -> float:
     tell."""
     of_blocks_s = math.hypot(*(thread.stages_error_s.get(stage, 0.0) for stage in stages))
     return max(of_blocks_s / thread.seconds if thread.seconds else 0.0, look_error(share, thread.ticks))
+
+
+def _without_own_locks(worker: WorkerTime) -> WorkerTime:
+    """Where its process computes while its main thread waits, that waits for threads of the worker's own, of which
+    nothing is seen: it is no lock that others hold."""
+    locked_s = worker.stages.get("lock", 0.0)
+    own_s = sum(seconds for name, seconds in worker.stages.items() if name not in ("idle", *BLOCKED))
+    if worker.in_trainer or (worker.cpu_s or 0.0) - own_s <= OF_THREADS * locked_s:
+        return worker
+
+    def told(table: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for name, value in table.items() if name != "lock"} | {
+            "other": table.get("other", 0.0) + table.get("lock", 0.0)
+        }
+
+    functions = {re.sub(r"^lock ", "other ", name): seconds for name, seconds in worker.functions.items()}
+    return replace(
+        worker,
+        stages=told(worker.stages),
+        stages_cpu_s=told(worker.stages_cpu_s),
+        stages_error_s=told(worker.stages_error_s),
+        stages_delay_s=worker.stages_delay_s and told(worker.stages_delay_s),
+        functions=functions,
+    )
 
 
 def _merged(group: Sequence[WorkerTime]) -> WorkerTime:

@@ -38,6 +38,18 @@ def test_more_workers_help_those_that_are_blocked_and_not_those_that_wait_for_a_
     blocked, locked = (made(stages={stage: 0.01}, wait_s=0.16, compute_s=0.01) for stage in ("blocked", "lock"))
     assert "more workers wait side by side" in cause_of(blocked).words
     assert "more workers do not help" in cause_of(locked).words
+    busy = [replace(one, cpu_s=1.3 * one.seconds) for one in locked.workers]  # threads of its own compute meanwhile
+    told = cause_of(replace(locked, workers=busy))
+    assert told.kind is None and "in what no rule knows" in told.words and "lock" not in told.words
+
+
+def test_who_waits_for_another_loader_s_batches_does_not_prepare_them() -> None:
+    seen = made(workers=0, wait_s=0.16, compute_s=0.01)
+    thread = seen.trainers[0]
+    waits = replace(thread, stages={"wait": 0.9 * thread.seconds, "forward": 0.1 * thread.seconds})
+    assert cause_of(seen).kind == "main"
+    told = cause_of(replace(seen, trainers=[waits]))
+    assert told.kind is None and "waits for batches that others make" in told.words
 
 
 @pytest.mark.parametrize(

@@ -37,3 +37,21 @@ def test_an_evaluation_s_waiting_for_its_own_loader_is_no_puzzle_and_is_said() -
         told = diagnose(replace(seen, loaders=[*seen.loaders[:-1], other]))
         assert not any("Workers would" in one for one in told.evidence)
     assert diagnose(replace(seen, steps=steps)).bound is None  # nobody knows what it loads
+
+
+def test_a_loop_before_the_training_that_takes_longer_than_that_is_said() -> None:
+    """Statistics of the dataset; features for a small head."""
+    seen = made()
+    assert not any("Loops that train nothing" in one for one in diagnose(seen).evidence)
+    long_s = sum(one.duration_s for one in seen.steps)
+    first = [replace(one, start_s=one.start_s - 2 * long_s, loader=1, phase="eval", wait_s=0.8 * one.duration_s)
+             for one in seen.steps]  # fmt: skip
+    shifted = [replace(one, start_s=one.start_s + 2 * long_s) for one in (*first, *seen.steps)]
+    theirs = replace(seen.loaders[0], id=1, phase="eval", num_workers=0)
+    said = diagnose(replace(seen, steps=shifted, loaders=[*seen.loaders, theirs])).evidence
+    (line,) = [one for one in said if "Loops that train nothing take" in one]
+    assert "80 % of it is waiting for their batches: DataLoader(…, num_workers=2) there" in line
+    within = [replace(one, loader=1, phase="eval", start_s=one.start_s + 1e-4) for one in seen.steps]
+    assert not any(
+        "Loops that train" in one for one in diagnose(replace(seen, steps=[*seen.steps, *within])).evidence
+    )
