@@ -1,6 +1,7 @@
 """The verdict in words: the headline, and the sentences that carry it. Pure."""
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import asdict
 
 from feedline.pipeline.base.text import count_of
@@ -17,6 +18,7 @@ from feedline.profiling.record.recording import Step
 
 PAUSED, MUCH_PAUSED = 0.1, 0.25
 """Shares of the whole time from which it is said, and from which the verdict says, that pauses are kept apart."""
+ONE_EACH = 0.8  # of the steps
 OTHER_LOOPS = 0.5  # of the training's time, from which they are told of
 
 
@@ -59,7 +61,7 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
         sentences.append(f"A quota kept the script from running {units.percent(machine.throttled)} of the time.")
     sentences += [
         *_of_pauses(measured),
-        *_of_other_loops(measured),
+        *_of_other_loaders(measured),
         *_of_the_ceiling(measured),
         *_of_epochs(measured),
     ]
@@ -114,9 +116,11 @@ def _of_pauses(measured: Measured) -> list[str]:
     return [f"{words}: no rate and no share has them.", *cure]
 
 
-def _of_other_loops(measured: Measured) -> list[str]:
-    """Before, between and behind the training: statistics, features that are extracted, evaluations."""
-    steps = [step for step in measured.recording.steps if step.rank == 0]
+def _of_other_loaders(measured: Measured) -> list[str]:
+    """Those beside the one that the steps are told by; and loops before, between and behind the training: statistics,
+    features that are extracted, evaluations."""
+    recording = measured.recording
+    steps = [step for step in recording.steps if step.rank == 0]
     training = sorted((step for step in steps if step.phase == "train"), key=lambda step: step.start_s)
     starts, train_s = [step.start_s for step in training], sum(step.duration_s for step in training)
 
@@ -124,20 +128,27 @@ def _of_other_loops(measured: Measured) -> list[str]:
         before = bisect_right(starts, step.start_s) - 1
         return before >= 0 and step.start_s < starts[before] + training[before].duration_s
 
+    said, main = list[str](), recording.train_loader
+    beside = Counter(step.loader for step in steps if step.phase == "eval" and amid(step))
+    others = [loader for loader, count in beside.items() if ONE_EACH <= count / len(training) <= 1 / ONE_EACH]
+    if others and main is not None and not _paused(measured):
+        whose = f"{main.dataset or main.kind}, num_workers={main.num_workers}"
+        also = f"Each step takes a batch of {count_of(len(others), 'other loader')}, too"
+        said = [f"{also}; rates count the samples of the one that is waited for most ({whose})."]
     apart = [step for step in steps if step.phase == "eval" and not amid(step)]
     seconds = sum(step.duration_s for step in apart)
     if not training or seconds < OTHER_LOOPS * train_s:
-        return []
+        return said
     words = (
         f"Loops that train nothing take {units.seconds(seconds)} beside {units.seconds(train_s)} of training, which "
         "is what all shares and rates are of"
     )
     if (waits := sum(step.wait_s for step in apart) / seconds) < DATA_BOUND:
-        return [f"{words}."]
+        return [*said, f"{words}."]
     used = {step.loader for step in apart}
-    theirs = {one.num_workers for one in measured.recording.loaders if one.id in used and one.kind == "torch"}
+    theirs = {one.num_workers for one in recording.loaders if one.id in used and one.kind == "torch"}
     line = ": DataLoader(…, num_workers=2) there would make them meanwhile" if theirs == {0} else ""
-    return [f"{words}; {units.percent(waits)} of it is waiting for their batches{line}."]
+    return [*said, f"{words}; {units.percent(waits)} of it is waiting for their batches{line}."]
 
 
 def _of_the_ceiling(measured: Measured) -> list[str]:

@@ -7,10 +7,12 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError, WorkerError
@@ -106,7 +108,10 @@ def test_workers_start_where_a_kernel_cannot_watch_processes(split: Path, monkey
     assert len(labels(loader)) == 56
     batches = iter(loader)
     next(batches)
-    os.kill(loader._workshops[0].crew.pids[0], signal.SIGKILL)
+    os.kill(pid := loader._workshops[0].crew.pids[0], signal.SIGKILL)
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
     with pytest.raises(WorkerError, match="killed"):
         list(batches)  # which may have been made already
         labels(loader)
