@@ -277,8 +277,8 @@ def check_shard(store: Store, split: Split, number: int, full: bool) -> tuple[in
     except OSError as error:
         return 0, [Problem(where, "", f"cannot be read: {error.strerror or error}")]
     problems = [Problem(where, key, what) for key, what in wrong[:MAX_PROBLEMS_PER_SHARD]]
-    if more := len(wrong) - MAX_PROBLEMS_PER_SHARD if problems else 0:
-        problems += [Problem(where, "", f"{more:,} more are wrong in it")] if more > 0 else []
+    if len(wrong) > len(problems):
+        problems.append(Problem(where, "", f"{len(wrong) - len(problems):,} more are wrong in it"))
     return decoded, problems
 
 

@@ -14,11 +14,11 @@ from feedline.profiling.explain.measure.workers import FEW_LOOKS
 from feedline.profiling.explain.predict import Cold, cold_epoch
 from feedline.profiling.explain.remedies.sample_cost import MANY_TENSORS
 from feedline.profiling.record import units
+from feedline.profiling.record.lockstep import ONE_EACH
 from feedline.profiling.record.recording import Step
 
 PAUSED, MUCH_PAUSED = 0.1, 0.25
 """Shares of the whole time from which it is said, and from which the verdict says, that pauses are kept apart."""
-ONE_EACH = 0.8  # of the steps
 OTHER_LOOPS = 0.5  # of the training's time, from which they are told of
 
 
@@ -134,10 +134,10 @@ def _of_other_loaders(measured: Measured) -> list[str]:
     if others and main is not None and not _paused(measured):
         whose = f"{main.dataset or main.kind}, num_workers={main.num_workers}"
         also = f"Each step takes a batch of {count_of(len(others), 'other loader')}, too"
-        said = [f"{also}; rates count the samples of the one that is waited for most ({whose})."]
+        said = [f"{also}; rates count the samples of one of them ({whose})."]
     apart = [step for step in steps if step.phase == "eval" and not amid(step)]
     seconds = sum(step.duration_s for step in apart)
-    if not training or seconds < OTHER_LOOPS * train_s:
+    if not training or seconds <= OTHER_LOOPS * train_s:
         return said
     words = (
         f"Loops that train nothing take {units.seconds(seconds)} beside {units.seconds(train_s)} of training, which "

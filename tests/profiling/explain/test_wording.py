@@ -52,6 +52,8 @@ def test_a_loop_before_the_training_that_takes_longer_than_that_is_said() -> Non
     (line,) = [one for one in said if "Loops that train nothing take" in one]
     assert "80 % of it is waiting for their batches: DataLoader(…, num_workers=2) there" in line
     within = [replace(one, loader=1, phase="eval", start_s=one.start_s + 1e-4) for one in seen.steps]
-    assert not any(
-        "Loops that train" in one for one in diagnose(replace(seen, steps=[*seen.steps, *within])).evidence
-    )
+    said = diagnose(replace(seen, steps=[*seen.steps, *within])).evidence
+    assert not any("Loops that train" in one for one in said)
+    assert any("takes a batch of 1 other loader, too; rates count the samples of one of them" in one for one in said)
+    seldom = diagnose(replace(seen, steps=[*seen.steps, *within[::3]])).evidence
+    assert not any("other loader" in one for one in seldom)
