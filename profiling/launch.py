@@ -28,8 +28,9 @@ from feedline.profiling.interrupts import PASSED_ON, hearing
 from feedline.profiling.machine.resources import ResourceSampler
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import ENVIRONMENT, Journal, StudyConfig
-from feedline.profiling.record.merge import is_trainer, merge, scopes
+from feedline.profiling.record.merge import merge, scopes
 from feedline.profiling.record.recording import EndedBy, Recording, Script
+from feedline.profiling.record.trainings import is_trainer
 from feedline.profiling.watch.stop import ENDED
 
 SITECUSTOMIZE = '''\

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from feedline.pipeline.base.text import count_of
@@ -122,19 +123,24 @@ def _of_other_loaders(measured: Measured) -> list[str]:
     recording = measured.recording
     steps = [step for step in recording.steps if step.rank == 0]
     training = sorted((step for step in steps if step.phase == "train"), key=lambda step: step.start_s)
-    starts, train_s = [step.start_s for step in training], sum(step.duration_s for step in training)
-
-    def amid(step: Step) -> bool:
-        before = bisect_right(starts, step.start_s) - 1
-        return before >= 0 and step.start_s < starts[before] + training[before].duration_s
-
+    train_s = sum(step.duration_s for step in training)
     said, main = list[str](), recording.train_loader
+    of_main = [step for step in training if main is not None and step.loader == main.id]
+
+    def amid(step: Step, others: Sequence[Step] = training) -> bool:
+        before = bisect_right(others, step.start_s, key=lambda one: one.start_s) - 1
+        return before >= 0 and step.start_s < others[before].start_s + others[before].duration_s
+
     beside = Counter(step.loader for step in steps if step.phase == "eval" and amid(step))
     others = [loader for loader, count in beside.items() if ONE_EACH <= count / len(training) <= 1 / ONE_EACH]
-    if others and main is not None and not _paused(measured):
+    trained = [step for step in steps if step.optimizer_s and main is not None and step.loader != main.id]
+    taken = {step.loader for step in trained if amid(step, of_main)}
+    if (others or taken) and main is not None and not _paused(measured):
         whose = f"{main.dataset or main.kind}, num_workers={main.num_workers}"
         also = f"Each step takes a batch of {count_of(len(others), 'other loader')}, too"
-        said = [f"{also}; rates count the samples of one of them ({whose})."]
+        if not others:
+            also = f"{count_of(len(taken) + 1, 'loader')} take turns"
+        said = [f"{also}; rates count the samples of one of them, and remedies are for it ({whose})."]
     apart = [step for step in steps if step.phase == "eval" and not amid(step)]
     seconds = sum(step.duration_s for step in apart)
     if not training or seconds <= OTHER_LOOPS * train_s:

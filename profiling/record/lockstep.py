@@ -1,4 +1,4 @@
-"""Loaders that give one batch each to a step: whose step it is."""
+"""Loaders that give one batch each to a step, or take turns: whose step it is."""
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -12,6 +12,7 @@ from feedline.profiling.record.journal import OWN_EPOCH, StepRow
 ONE_EACH = 0.8  # of the steps
 CLEARLY, LITTLE = 1.2, 0.02  # waited for longer than for another one, and of the steps' time
 AT_ONCE = 0.1  # of a step: two batches that are drawn one behind the other are nearer
+SELDOM = 0.05  # a turn in so many steps is too little to tell all of them by
 OF_STEP = ("backward_s", "optimizer_s", "pause_s", "sync_s", "syncs")
 """Of a row, what its step did."""
 
@@ -30,7 +31,7 @@ def hand_steps_over(rows: Mapping[int, Sequence[StepRow]], trainers: Sequence[di
     first = next(mine for mine in rows.values() if any(row.trained for row in mine))
     trained = [row for row in first if row.trained and row.loader == given]
     others = {loader: [row for row in first if row.loader == loader] for loader in counts if loader != given}
-    beside = [given, *(loader for loader, mine in others.items() if _one_each(mine, trained))]
+    beside = [given, *(loader for loader, mine in others.items() if _beside(mine, trained))]
     to = max(beside, key=lambda loader: waited_s[loader])
     enough = waited_s[to] > CLEARLY * waited_s[given] + LITTLE * sum(row.duration_s for row in trained)
     if sum(counts[loader] for loader in beside) < ONE_EACH * counts.total() or (to != given and not enough):
@@ -57,17 +58,19 @@ def _take(taker: StepRow, row: StepRow) -> None:
     taker.starved_s = taker.starved_s if marked else None  # it has waited for the other batch, too
 
 
-def _one_each(mine: Sequence[StepRow], trained: Sequence[StepRow]) -> bool:
-    """Whether a loader gives one batch in each step of another: beside its batch or, where it is trained on, in turn.
-    Not one that is begun for each, nor one of which a batch is evaluated in each."""
+def _beside(mine: Sequence[StepRow], trained: Sequence[StepRow]) -> bool:
+    """Whether a loader gives a batch to each step of another, beside its batch, or takes turns with it: its steps are
+    trained on too and, each until the next, contain the other's. Not one that is begun for each, nor one of which a
+    batch is evaluated in each."""
     starts = [row.start_s for row in mine]
     at = [bisect_right(starts, row.start_s) - 1 for row in trained]
-    if len(set(at) - {-1}) < ONE_EACH * max(len(trained), len(mine)) or 2 * len({row.epoch for row in mine}) > len(
-        mine
-    ):
+    if 2 * len({row.epoch for row in mine}) > len(mine):
         return False
     if sum(row.trained for row in mine) >= ONE_EACH * len(mine):
-        return True
+        within = [number >= 0 and row.start_s < _end_s(mine[number]) for number, row in zip(at, trained, strict=True)]
+        return sum(within) >= ONE_EACH * len(trained) and len(mine) >= SELDOM * len(trained)
+    if len(set(at) - {-1}) < ONE_EACH * max(len(trained), len(mine)):
+        return False
     pairs = [(mine[number], row) for number, row in zip(at, trained, strict=True) if number >= 0]
     before = median(row.start_s - one.start_s - one.own_wait_s for one, row in pairs)
     behind = [
@@ -76,3 +79,7 @@ def _one_each(mine: Sequence[StepRow], trained: Sequence[StepRow]) -> bool:
         if number + 1 < len(mine)
     ]
     return min(before, median(behind or [before])) < AT_ONCE * median(row.duration_s for row in trained)
+
+
+def _end_s(row: StepRow) -> float:
+    return row.start_s + row.duration_s

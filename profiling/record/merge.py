@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from feedline.pipeline.base.settings import TORCH_PREFETCH
 from feedline.pipeline.base.text import count_of
@@ -35,6 +34,7 @@ from feedline.profiling.record.recording import (
     train_loader,
 )
 from feedline.profiling.record.stages import STAGES
+from feedline.profiling.record.trainings import About, is_trainer, of_one_training
 from feedline.profiling.record.watch_costs import costs, overhead
 from feedline.profiling.record.windows import MOST_SIZES, RowSum, Windows, over_steps
 
@@ -47,8 +47,6 @@ WARM_UP_RULE = (
 MOST_ITEM_LINES = 8
 SEEN_READING = 0.01  # share of the workers' time
 ALL_READ = 0.5  # of a listed file's bytes, a sample, from which on these files are what is read
-About = dict[str, Any]
-"""What a process wrote of itself: `Capture.about`, `WorkerWatch`."""
 Phases = dict[tuple[int, int], Phase]
 """(loader, epoch) -> phase."""
 
@@ -64,11 +62,12 @@ def merge(
     """Everything the processes of a run wrote down. `origin` is the clock's reading at second 0."""
     found = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
     rows = {trainer["pid"]: _rows(journal, trainer) for trainer in found}
-    trainers = _that_train(found, rows)
+    trainers, notes = of_one_training(found, rows, journal)
     handed_over = hand_steps_over({one["pid"]: rows[one["pid"]] for one in trainers}, trainers)
-    legs, notes = diagnostic.legs(journal), list[str]()
+    legs = diagnostic.legs(journal)
     if handed_over and legs:
-        legs, notes = [], ["the legs are left out: they took the place of a loader that is hardly waited for"]
+        legs = []
+        notes.append("the legs are left out: they took the place of a loader that is hardly waited for")
     strangers = {one["pid"] for one in found} - {one["pid"] for one in trainers}
     workers = [one for one in journal.all("worker-") if one.get("trainer") not in strangers]
     anywhere = any(row.trained for one in trainers for row in rows[one["pid"]])
@@ -119,11 +118,6 @@ def merge(
     return replace(recording, sample_paths=_with_listed(recording, listed))
 
 
-def is_trainer(about: About) -> bool:
-    """Whether a process iterated a loader or stepped an optimiser."""
-    return bool(about["loaders"] or about["optimizer_steps"])
-
-
 def _rows(journal: Journal, trainer: About) -> list[StepRow]:
     """Without what was noted of passes before it was known that another thread than the training one draws them."""
     background = {one["id"] for one in trainer["loaders"] if one.get("background")}
@@ -132,13 +126,6 @@ def _rows(journal: Journal, trainer: About) -> list[StepRow]:
     for row in rows:  # a loader may have been evaluated before the first optimiser stepped
         row.trained = row.trains(optimized)
     return sorted((row for row in rows if row.trained or row.loader not in background), key=lambda row: row.start_s)
-
-
-def _that_train(trainers: list[About], rows: Mapping[int, Sequence[StepRow]]) -> list[About]:
-    """What other processes iterate over, such as an evaluation in a child, is none of the loop's. All, where none
-    trains."""
-    training = [one for one in trainers if one["optimizer_steps"] or any(row.trained for row in rows[one["pid"]])]
-    return training or trainers
 
 
 def _phases(rows: Sequence[StepRow], *, anywhere: bool) -> Phases:

@@ -57,3 +57,8 @@ def test_a_loop_before_the_training_that_takes_longer_than_that_is_said() -> Non
     assert any("takes a batch of 1 other loader, too; rates count the samples of one of them" in one for one in said)
     seldom = diagnose(replace(seen, steps=[*seen.steps, *within[::3]])).evidence
     assert not any("other loader" in one for one in seldom)
+    for phase in ("train", "eval"):
+        theirs = [replace(one, loader=1, phase=phase, optimizer_s=1e-3) for one in seen.steps[::3]]
+        turns = [replace(one, start_s=one.start_s + 1e-4) for one in theirs]
+        said = diagnose(replace(seen, steps=[*seen.steps, *turns])).evidence
+        assert any(one.startswith("2 loaders take turns; rates count the samples of one") for one in said), phase

@@ -125,7 +125,7 @@ def test_the_cost_of_the_watch_is_the_time_of_its_hooks_and_samplers(tmp_path: P
 
 def looped(
     folder: Path, *, pid: int, batches: int, trains: bool = True, rank: int = 0, worker: int | None = None,
-    dataset: Any = None, stage: str = "read",
+    dataset: Any = None, stage: str = "read", step_s: float = 0.002,
 ) -> None:  # fmt: skip
     """What a process of that id told of one loop."""
     capture = Capture(Journal(folder), StudyConfig(steady=False))
@@ -136,7 +136,7 @@ def looped(
     for _ in range(batches):
         capture.ask(one)
         capture.got(one, BATCH)
-        time.sleep(0.002)
+        time.sleep(step_s)
         if trains:
             capture.backward(0.001)
     capture.end_pass(one, exhausted=True)
@@ -161,10 +161,22 @@ def test_what_a_child_process_evaluates_is_no_training(tmp_path: Path) -> None:
 
 def test_two_processes_that_train_as_the_same_rank_are_one(tmp_path: Path) -> None:
     origin = time.perf_counter()
-    looped(tmp_path, pid=7, batches=12)
-    looped(tmp_path, pid=11, batches=12)
+    looped(tmp_path, pid=7, batches=12, step_s=0.02)
+    looped(tmp_path, pid=11, batches=12, step_s=0.02)
     seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"])
     assert (len(seen.steps), seen.compute.world_size, seen.notes) == (24, 1, [])
+
+
+def test_of_processes_that_train_each_in_its_own_way_one_is_told(tmp_path: Path) -> None:
+    origin = time.perf_counter()
+    looped(tmp_path, pid=7, batches=24, step_s=0.004, worker=8)
+    looped(tmp_path, pid=11, batches=12, step_s=0.02, worker=12)
+    looped(tmp_path, pid=13, batches=12, step_s=0.02)
+    seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"])
+    assert (len(seen.steps), [one.pid for one in seen.workers], len(seen.trainers)) == (24, [12], 2)
+    assert len(seen.notes) == 1
+    assert seen.notes[0].startswith("3 processes train on their own, and differ: these figures are of one, which")
+    assert seen.notes[0].endswith("), and 1 process like it")
 
 
 def test_ranks_that_were_not_seen_are_said_and_are_not_in_the_model(

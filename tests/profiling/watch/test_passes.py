@@ -116,6 +116,19 @@ def test_of_two_loaders_that_take_turns_the_one_that_is_waited_for_is_told_of(or
     assert all(step.backward_s > 0 and step.optimizer_s > 0 for step in train)
 
 
+def test_of_two_loaders_that_take_turns_unevenly_too() -> None:
+    """Rehearsal: a batch of old samples in every fifth step, and these are dear."""
+    quick, late, training = DataLoader(data(640), batch_size=8), DataLoader(Slow(), batch_size=8), Training()
+    with Profile(resources=False) as seen:
+        new, old = iter(quick), iter(late)
+        for number in range(80):
+            training.step(next(new if number % 5 else old))
+    recording = seen.recording
+    assert [one.dataset for one in recording.loaders if one.phase == "train"] == ["Slow"]
+    train = steps(recording, "train")[:-1]
+    assert len(train) >= 14 and all(0.016 <= step.wait_s <= step.duration_s for step in train[1:])
+
+
 def test_of_two_trainings_one_after_the_other_the_longer_one_is_told_of() -> None:
     """Though the other has more steps."""
     long, short = DataLoader(Slow(), batch_size=8), DataLoader(data(320), batch_size=8)
