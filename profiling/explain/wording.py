@@ -1,7 +1,7 @@
 """The verdict in words: the headline, and the sentences that carry it. Pure."""
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -11,7 +11,7 @@ from feedline.profiling.explain.cause import Cause, spent_in
 from feedline.profiling.explain.measure.main_thread import parts_of
 from feedline.profiling.explain.measure.rates import ERRORS_90, evaluations_wait
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Measured
-from feedline.profiling.explain.measure.workers import FEW_LOOKS
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, kept
 from feedline.profiling.explain.predict import Cold, cold_epoch
 from feedline.profiling.explain.remedies.sample_cost import MANY_TENSORS
 from feedline.profiling.record import units
@@ -65,6 +65,7 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
         *_of_other_loaders(measured),
         *_of_the_ceiling(measured),
         *_of_epochs(measured),
+        *_of_what_is_kept(measured),
     ]
     sentences += _of_the_workers(measured, verdict)
     sentences += _of_storage(measured, verdict)
@@ -184,6 +185,26 @@ def _of_epochs(measured: Measured) -> list[str]:
         f"of steps: over whole epochs it is {units.rate(whole.value, measured.unit)}, "
         "which predictions are compared with."
     ]
+
+
+def _of_what_is_kept(measured: Measured) -> list[str]:
+    """By the dataset itself, as samples are made."""
+    loader, places = measured.loader, kept(measured.recording)
+    if loader is None or not places:
+        return []
+    words = f"Its dataset keeps samples as it makes them ({', '.join(places)})"
+    if measured.workers.count and loader.persistent_workers is False:
+        return [f"{words} in its workers, and loses them as these end with each epoch."]
+    epochs = defaultdict[int, list[Step]](list)
+    for step in (one for one in measured.recording.steps if one.loader == loader.id):
+        epochs[step.epoch].append(step)
+    if len(epochs) == 1:
+        return [f"{words}: this is a first epoch, and later ones find them there."]
+    rates = [
+        units.rate(sum(step.samples for step in steps) / sum(step.duration_s for step in steps), measured.unit)
+        for steps in (epochs[min(epochs)], epochs[max(epochs)])
+    ]
+    return [f"{words}: the first epoch ran at {rates[0]}, the last that was seen at {rates[1]}."]
 
 
 def _of_the_workers(measured: Measured, verdict: Judged) -> list[str]:

@@ -76,7 +76,7 @@ def merge(
     by_trainer = {one["pid"]: _steps(one, rows[one["pid"]], by_process[one["pid"]], origin) for one in trainers}
     steps = sorted(chain(*by_trainer.values()), key=lambda step: (step.rank, step.start_s))
     first = trainers[0]["loaders"] if trainers else []  # ranks run the same script
-    loaders = [LoaderSeen(**one, phase=_loader_phase(phases, one["id"])) for one in first]
+    loaders = [_loader(one, [each for each in workers if each["loader"] == one["id"]], phases) for one in first]
     main = train_loader(loaders, steps)
     training = [step for step in steps if main is not None and step.loader == main.id]
     windows = {one["rank"]: Windows([step for step in training if step.rank == one["rank"]]) for one in trainers}
@@ -135,6 +135,14 @@ def _phases(rows: Sequence[StepRow], *, anywhere: bool) -> Phases:
     for row in rows:
         trained[row.loader, row.epoch] |= row.trained
     return {key: "train" if done or not anywhere else "eval" for key, done in trained.items()}
+
+
+def _loader(about: About, workers: Iterable[About], phases: Iterable[tuple[tuple[int, int], Phase]]) -> LoaderSeen:
+    keeps = Counter(about.get("keeps"))
+    for one in workers:
+        keeps.update(one.get("keeps"))
+    seen: About = about | {"keeps": dict(keeps)}
+    return LoaderSeen(**seen, phase=_loader_phase(phases, about["id"]))
 
 
 def _loader_phase(phases: Iterable[tuple[tuple[int, int], Phase]], loader: int) -> Phase:

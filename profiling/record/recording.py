@@ -82,6 +82,9 @@ class LoaderSeen:
     """The library that made it for the script (`loader_kinds.MADE_BY`); "" where the script did."""
     background: bool = False
     """Another thread than the one that trains draws its batches: what that waits is not what the loop waits."""
+    keeps: dict[str, int] = field(default_factory=dict)
+    """Where its dataset keeps samples as it makes them (a dict, a list, `functools.cache`), and how many more than
+    at first: of all processes that ask it."""
     refused: str | None = None
     """Why `Loader.like` cannot take its settings over, in words; "" where it can (own transforms were not tried),
     None where nobody asked."""

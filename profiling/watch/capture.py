@@ -387,7 +387,7 @@ class Capture:
         return {
             "pid": self.pid,
             "rank": self.rank,
-            "loaders": self.loaders.about,
+            "loaders": self.loaders.told(),
             "facts": vars(self.facts),
             "optimizer_steps": self.optimizer_steps,
             "ended_by": self.ended_by,

@@ -4,6 +4,8 @@ It reads attributes of a user's objects inside the user's process: none of the u
 and what these raise goes no further (`quietly`).
 """
 
+import functools
+import gc
 import os
 import resource
 import sys
@@ -19,6 +21,10 @@ T = TypeVar("T")
 MOST_SAMPLES = 10**12
 PATCH = 8  # side of a model's only kernel of pictures, from which it is taken to cut them into patches
 NODES = 32  # of torchdata's behind each other are looked at
+WRAPPED = 8  # datasets inside each other are looked at
+LOOKS = 512  # at a list's places
+LEAST_BYTES = 512  # of what a dataset keeps; less is a name, a label or a shape
+CACHED = type(functools.lru_cache(bool))
 
 
 def quietly(read: Callable[[], T]) -> T | None:
@@ -94,7 +100,7 @@ def refused(loader: Any) -> str | None:
 
 def innermost(dataset: Any) -> Any:
     """The dataset inside Subset and the like."""
-    for _ in range(8):
+    for _ in range(WRAPPED):
         inner = held_by(dataset).get("dataset")
         if inner is None:
             return dataset
@@ -147,6 +153,79 @@ def role(place: str, loader: Any) -> tuple[str, dict[str, Any]]:
     return place, settings(loader)
 
 
+class Keeps:
+    """What a dataset keeps of the samples that it makes in this process, in a dict or a list of its own, or by
+    `functools.cache`. The dataset itself is not held: the script may let it go."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = quietly(lambda: weakref.ref(dataset))
+        self._before = _held(dataset)
+
+    def grown(self) -> dict[str, int]:
+        """How many samples more than at first, by where."""
+        dataset = self._dataset() if self._dataset is not None else None
+        return {name: count - self._before.get(name, 0) for name, count in _held(dataset).items()
+                if count > self._before.get(name, 0)}  # fmt: skip
+
+
+def _held(dataset: Any) -> dict[str, int]:
+    return quietly(lambda: dict(one for each in _inside(dataset) for one in _of(each))) or {}
+
+
+def _inside(dataset: Any) -> list[Any]:
+    """A dataset, and those that it wraps."""
+    found = [] if dataset is None else [dataset]
+    for one in found:
+        held = held_by(one)
+        more = [held.get("dataset"), *(held.get("datasets") or ())]
+        found += [each for each in more if each is not None][: WRAPPED - len(found)]
+    return found
+
+
+def _of(dataset: Any) -> list[tuple[str, int]]:
+    kind, module = type(dataset), sys.modules.get(type(dataset).__module__)
+    found = [(f"{kind.__name__}.{name}", _count(value)) for name, value in held_by(dataset).items()]
+    library = kind.__module__.partition(".")[0] in ("torch", "torchvision")
+    homes = [] if library else [(f"{kind.__name__}.", vars(kind)), ("", vars(module) if module is not None else {})]
+    for before, home in homes:
+        for name, value in home.items():
+            if isinstance(value, CACHED) and _is_data(_last_result(value)):
+                found.append((f"{before}{name}", value.cache_info().currsize))
+    return found
+
+
+def _last_result(cached: Any) -> Any:
+    """Of `functools.cache`, without asking it. One with a bound has its results where nobody sees them."""
+    return next(reversed(next(one for one in gc.get_referents(cached) if isinstance(one, dict) and one).values()))
+
+
+def _count(value: Any) -> int:
+    """Of a dict or a list of samples; of a list that was made with places for all, those that are filled."""
+    if isinstance(value, dict):
+        return len(value) if value and _is_data(next(reversed(value.values()))) else 0
+    if not isinstance(value, list) or not value:
+        return 0
+    looks = value[:: max(1, len(value) // LOOKS)]
+    filled = [one for one in looks if one is not None]
+    if not filled or not _is_data(filled[-1]):
+        return 0
+    return len(value) * len(filled) // len(looks)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it is, or holds first, an array, a tensor, a picture or encoded bytes."""
+    for _ in range(3):
+        if isinstance(value, tuple | list) and value:
+            value = value[0]
+        elif isinstance(value, dict) and value:
+            value = next(iter(value.values()))
+    if isinstance(value, bytes | bytearray):
+        return len(value) >= LEAST_BYTES
+    width, height = (getattr(value, name, 0) for name in ("width", "height"))
+    size = getattr(value, "nbytes", None) or (width * height if isinstance(width, int) else 0)
+    return isinstance(size, int) and size >= LEAST_BYTES
+
+
 class Loaders:
     """Loaders of this process, numbered as they are first iterated. One that takes the place of another that is gone,
     as `for batch in DataLoader(…)` has it in every epoch, takes its number."""
@@ -155,11 +234,17 @@ class Loaders:
         self.about: list[dict[str, Any]] = []
         """By number: keys of `recording.LoaderSeen`."""
         self._roles: list[tuple[str, dict[str, Any]]] = []
+        self._keeps: dict[int, Keeps] = {}
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def alive(self) -> list[tuple[int, Any]]:
         """Loaders that the script still has, by number."""
         return [(number, one) for one, number in list(self._numbers.items())]
+
+    def told(self) -> list[dict[str, Any]]:
+        """`about`, with what their datasets keep in this process."""
+        return [one | {"keeps": self._keeps[one["id"]].grown() if one["id"] in self._keeps else {}}
+                for one in self.about]  # fmt: skip
 
     def known(self, one: Any) -> int | None:
         with suppress(TypeError):  # not hashable
@@ -184,6 +269,7 @@ class Loaders:
                 if kind == "torch" and (own := own_code(one)):
                     self.about[number]["refused"] = own
                 self._roles.append(its)
+                self._keeps[number] = Keeps(quietly(lambda: getattr(one, "dataset", None)))
             self.about[number]["made"] += 1
             with suppress(TypeError):
                 self._numbers[one] = number

@@ -19,6 +19,7 @@ from typing import Any
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.evidence import HelperThread, ThreadEvidence
+from feedline.profiling.watch.facts import Keeps
 from feedline.profiling.watch.rules import Place, classify, frames
 from feedline.profiling.watch.sampler import WORKER_HZ, StackSampler, TimeSums
 
@@ -50,26 +51,30 @@ class WorkerEntry:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         loop = self.original or importlib.import_module(self.module)._worker_loop
+        dataset = args[DATASET]
+        if isinstance(dataset, list) and len(dataset) == 1:  # as newer torch has it, which takes it out
+            dataset = dataset[0]
         if isinstance(loop, WorkerEntry):
             loop = loop.original
         try:
             if self.lines is not None:
-                queues = args[INDICES], WatchedQueue(args[QUEUE], tell=self.lines(args[DATASET], args[COLLATE]))
+                queues = args[INDICES], WatchedQueue(args[QUEUE], tell=self.lines(dataset, args[COLLATE]))
             else:
                 worker = kwargs.get("worker_id", args[WORKER_ID] if len(args) > WORKER_ID else 0)
-                watch = WorkerWatch(self, worker, args[QUEUE])
+                watch = WorkerWatch(self, worker, args[QUEUE], dataset)
                 queues = WatchedQueue(args[INDICES], watch), WatchedQueue(args[QUEUE], watch, watch.count)
             args = (*args[:INDICES], *queues, *args[QUEUE + 1 :])
         except Exception:
             # The script must run, watched or not; the parent notices that this worker said nothing.
             pass
+        del dataset
         return loop(*args, **kwargs)
 
 
 class WorkerWatch:
     """The sampler of one worker process and its file."""
 
-    def __init__(self, entry: WorkerEntry, worker: int, queue: Any) -> None:
+    def __init__(self, entry: WorkerEntry, worker: int, queue: Any, dataset: Any) -> None:
         """`queue` is the one that its batches leave by."""
         self.sums = TimeSums()
         self.hook_s = 0.0
@@ -82,6 +87,7 @@ class WorkerWatch:
         self._name = f"worker-{os.getpid()}"
         self._batch_size, self._stateful = entry.batch_size, entry.module.startswith("torchdata.")
         self._main = threading.get_ident()
+        self._keeps, self._kept = Keeps(dataset), dict[str, int]()
         self._evidence = ThreadEvidence(threading.get_native_id())
         self._about = {"pid": os.getpid(), "worker": worker, "loader": entry.loader, "rank": entry.rank}
         self._about["trainer"] = entry.trainer
@@ -103,6 +109,10 @@ class WorkerWatch:
             self.sums.batches += 1
             self.sums.samples += samples
         self.hook_s += time.thread_time() - began_s
+
+    def ends(self) -> None:
+        """The loop is told to; its dataset is there yet."""
+        self._kept = self._keeps.grown()
 
     def _look(self, frames_by_thread: dict[int, FrameType], seconds: float, _: bool | None) -> None:
         spent, inside = self._evidence.spent(), self.inside
@@ -141,7 +151,7 @@ class WorkerWatch:
     def _say(self, *, left: bool = False, ended: bool = False) -> None:
         self._said = time.perf_counter()
         seen = {"sampler_cpu_s": self._sampler.cpu_s, "hook_s": self.hook_s}
-        seen |= {"ended": ended, "left": left}
+        seen |= {"ended": ended, "left": left, "keeps": self._keeps.grown() or self._kept}
         self._journal.write(self._name, self._about | seen)
 
 
@@ -154,7 +164,10 @@ class WatchedQueue:
         self._queue, self._watch, self._tell = queue, watch, tell
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
-        return self._doing("idle", self._queue.get, *args, **kwargs)
+        asked = self._doing("idle", self._queue.get, *args, **kwargs)
+        if asked is None and self._watch is not None:
+            self._watch.ends()
+        return asked
 
     def put(self, item: Any, *args: Any, **kwargs: Any) -> None:
         if self._tell is not None:

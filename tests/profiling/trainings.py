@@ -32,8 +32,8 @@ class Slow(Dataset[Any]):
 
 
 class Training:
-    def __init__(self) -> None:
-        self.model = nn.Linear(4, 3)
+    def __init__(self, features: int = 4) -> None:
+        self.model = nn.Linear(features, 3)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
     def step(self, batch: Any) -> None:

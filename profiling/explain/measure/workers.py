@@ -194,6 +194,16 @@ def _without_own_locks(worker: WorkerTime) -> WorkerTime:
     )
 
 
+def kept(recording: Recording) -> list[str]:
+    """Where the training loader's dataset keeps samples as it makes them: half of those that were given, or more."""
+    loader = recording.train_loader
+    if loader is None:
+        return []
+    given = sum(step.samples for step in recording.steps if step.loader == loader.id)
+    enough = 0.5 * min(given, loader.dataset_samples or given)
+    return [name for name, count in loader.keeps.items() if count >= max(1.0, enough)]
+
+
 def _merged(group: Sequence[WorkerTime]) -> WorkerTime:
     """One worker number over its processes (without persistent_workers every epoch starts new ones), or all."""
     samples = sum(worker.samples for worker in group)

@@ -29,7 +29,6 @@ WAITING = 0.5  # share of a sample's time that is waiting for files or servers, 
 EVENLY = 0.5  # of the mean wait, which the median reaches where most steps wait
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
 SOME = 1.02  # less is no gain
-ANEW = 0.4  # share of its passes, begun twice by some frameworks, from which a loader is made anew for each epoch
 MOST_AHEAD = 64  # batches that a worker may be asked to have ready
 NUM_SAMPLES = tuple(f"torch.utils.data.sampler:{kind}Sampler." for kind in ("Random", "WeightedRandom"))  # take it
 TORCHS_NONE = "DataLoader(…, num_workers=0)"  # which refuses what is of workers
@@ -226,61 +225,6 @@ def prefetch(at: Situation) -> Iterable[Change]:
     )  # fmt: skip
 
 
-def faster_starts(at: Situation) -> Iterable[Change]:
-    """Without persistent_workers every epoch begins by starting processes and filling the queue; a dataset that gives
-    its samples in turn begins anew in processes that live on, too."""
-    loader, now = at.measured.loader, at.now
-    if not now.workers or loader is None or not now.epoch_samples:
-        return
-    whole_s = now.epoch_samples / at.rate.value + now.epoch_start_s
-    why = f"starting an epoch takes {units.seconds(now.epoch_start_s)} of its {units.seconds(whole_s)}"
-    drawn = at.measured.own_part[1] / at.measured.rates.start_share if at.measured.drawn_at_start else 0.0
-    cause = at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data and not drawn
-    if now.epoch_start_s >= HARDLY * whole_s and iterates(at):
-        kept = "" if loader.persistent_workers else f"{_kept_line(at)}  # spares the processes\n"
-        yield Change(
-            family="stage", remedy="epochs that begin faster", target="start", effort=Effort.CODE, at_most=True,
-            then=replace(now, epoch_start_s=0.0), cause=cause,
-            why=f"{why}, in which its dataset's iterator begins anew (a shuffle buffer, say, is filled): {AT_MOST}",
-            command=f"{kept}.shuffle(100)  # webdataset: a small buffer; or .with_epoch(…): longer epochs",
-        )  # fmt: skip
-        return
-    passes = 1 + max(epoch.epoch for epoch in at.recording.passes if epoch.loader == loader.id)
-    anew = loader.made > max(1.0, ANEW * passes)
-    if anew:
-        why += ": its DataLoader is made anew, and with that its workers, whatever their setting"
-    if anew or loader.persistent_workers is False:
-        yield Change(
-            family="persistent", remedy="one DataLoader for all epochs" if anew else "persistent_workers=True",
-            effort=Effort.CODE if anew else Effort.SETTING, extra_error=0.02,
-            then=replace(now, epoch_start_s=max(at.kept_start_s(now.worker_s), min(1.0, drawn) * now.epoch_start_s)),
-            cause=cause,
-            why=Vain(why) if now.epoch_start_s < HARDLY * whole_s else why,
-            command=_kept_line(at) + "  # once, before the first epoch" * anew,
-            settings={} if anew else {"persistent_workers": True},
-            changes="what the script sets in its dataset between epochs reaches the workers no more",
-        )  # fmt: skip
-
-
-def _kept_line(at: Situation) -> str:
-    return loader_line(at, "persistent_workers=True")
-
-
-def kept_iterator(at: Situation) -> Iterable[Change]:
-    """For a loop that begins its loader anew in each step."""
-    restart_s = at.now.restart_s
-    if not restart_s:
-        return
-    batch_s = restart_s * at.batch_samples
-    yield Change(
-        family="persistent", remedy="one iterator for all steps", effort=Effort.CODE, cause=True,
-        then=replace(at.now, restart_s=0.0), ceiling_times=math.inf,
-        why=f"each step begins the loader anew: its workers start and end, {units.seconds(batch_s)} a batch",
-        extra_error=0.1,
-        command="batches = iter(loader)  # once; again at StopIteration\nbatch = next(batches)  # in each step",
-    )  # fmt: skip
-
-
 def cheaper_own_part(at: Situation) -> Iterable[Change]:
     """A sampler, or what is done to batches that workers have made."""
     if not at.measured.own_part_limits:
@@ -396,5 +340,5 @@ def _without(at: Situation, share: float, error: float, workers: int = 0) -> tup
 
 
 REMEDIES: tuple[Remedy, ...] = (
-    other_workers, prefetch, faster_starts, kept_iterator, cheaper_own_part, larger_batches, a_loader_at_all,
+    other_workers, prefetch, cheaper_own_part, larger_batches, a_loader_at_all,
 )  # fmt: skip

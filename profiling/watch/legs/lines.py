@@ -97,7 +97,7 @@ class LinesWindow(Way):
 def time_lines(folder: str, functions: tuple[str, ...], dataset: Any, collate: Any) -> Callable[[Any], None]:
     """In a worker, until it ends; what comes back is called as its batches leave."""
     watch = LineWatch(Journal(Path(folder)), functions, where="workers")
-    watch.add_dataset(dataset[0] if isinstance(dataset, list) and len(dataset) == 1 else dataset, collate)
+    watch.add_dataset(dataset, collate)
     Finalize(None, watch.stop, exitpriority=100)
     watch.start()
     return watch.dump_sometimes

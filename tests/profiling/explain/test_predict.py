@@ -157,6 +157,18 @@ def test_a_loader_that_is_made_anew_for_each_epoch_is_to_be_made_once() -> None:
     assert not of_family(with_loader(seen, persistent_workers=True, made=1), "persistent")
 
 
+def test_workers_are_to_live_on_where_their_dataset_keeps_samples() -> None:
+    """Which is lost with them; whatever their start takes."""
+    seen = made(wait_s=0.1, compute_s=0.01, passes=PASSES)
+    given = sum(step.samples for step in seen.steps)
+    for count, leads in ((0.9, True), (0.1, False)):
+        found = with_loader(seen, persistent_workers=False, keeps={"Photos.cache": int(count * given)})
+        (kept,) = of_family(found, "persistent")
+        assert (kept.at_most, kept.gain > 2, found_in(found)[0] == kept and kept.helps) == (leads, leads, leads)
+        assert ("(Photos.cache) is lost as the workers end" in kept.why) == leads
+        assert not of_family(with_loader(found, persistent_workers=True), "persistent")
+
+
 def test_an_iterator_that_begins_each_epoch_anew_is_not_cured_by_workers_that_stay() -> None:
     passes = [replace(one, start_s=4.0) for one in PASSES]
     seen = made(wait_s=0.02, compute_s=0.05, passes=passes)

@@ -15,6 +15,18 @@ def test_evaluations_that_no_rate_has_are_said() -> None:
     assert any("Evaluations and checkpoints amid the steps take 50 % of the whole time" in one for one in said)
 
 
+def test_a_first_epoch_of_a_dataset_that_keeps_its_samples_is_told_as_that() -> None:
+    seen = made()
+    kept = [replace(seen.loaders[0], keeps={"Photos.cache": 10_000}, persistent_workers=True)]
+    said = diagnose(replace(seen, loaders=kept)).evidence
+    assert any("(Photos.cache): this is a first epoch, and later ones find them there" in one for one in said)
+    later = [replace(one, epoch=1, duration_s=one.duration_s / 2) for one in seen.steps]
+    said = diagnose(replace(seen, loaders=kept, steps=[*seen.steps, *later])).evidence
+    assert any("the first epoch ran at 356 samples/s, the last that was seen at 711 samples/s" in one for one in said)
+    ends = [replace(kept[0], persistent_workers=False)]
+    assert any("and loses them" in one for one in diagnose(replace(seen, loaders=ends)).evidence)
+
+
 def test_an_evaluation_s_waiting_for_its_own_loader_is_no_puzzle_and_is_said() -> None:
     """The training thread was seen to load batches that the training loader's clock does not know."""
     seen = made(wait_s=0.001, compute_s=0.03, stages=SMALL)

@@ -1,5 +1,6 @@
 """What loaders look like is read off them: nothing of the script's is set off by that."""
 
+import functools
 import random
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from feedline.profiling.profile import Profile
 from feedline.profiling.watch.facts import Facts, own_code
@@ -112,6 +113,55 @@ def test_a_dataset_without_an_end_has_no_length() -> None:
         for _ in zip(range(8), DataLoader(endless, batch_size=8, sampler=range(64)), strict=False):
             pass
     assert seen.recording.loaders[0].dataset_samples is None
+
+
+@functools.cache
+def kept_by_a_function(index: int) -> tuple[torch.Tensor, int]:
+    return torch.full((256,), float(index)), index % 3
+
+
+@functools.cache
+def label(index: int) -> int:
+    return index % 3
+
+
+class Keeping(Dataset[Any]):
+    def __init__(self, how: str) -> None:
+        self.how, self.seen, self.rows = how, list[int](), [(number, 0) for number in range(48)]
+        self.cache, self.places = dict[int, Any](), list[Any]([None] * 48)
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.seen.append(index)
+        if self.how == "a dict":
+            return self.cache.setdefault(index, (torch.zeros(256), label(index)))
+        if self.how == "places":
+            self.places[index] = self.places[index] or {"image": torch.zeros(256).numpy(), "label": 1}
+        return kept_by_a_function(index) if self.how == "a function" else (torch.zeros(256), label(index))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        ("a dict", "Keeping.cache"),
+        ("places", "Keeping.places"),
+        ("a function", "kept_by_a_function"),
+        ("nothing", ""),
+    ],
+)
+def test_what_a_dataset_keeps_of_its_samples_is_seen(how: str, where: str, workers: int) -> None:
+    """In each worker that ends with its epoch; what it lists or notes of them is none of it."""
+    kept_by_a_function.cache_clear()
+    training = Training(256)
+    loader = DataLoader(Subset(Keeping(how), range(48)), batch_size=8, num_workers=workers)
+    with Profile(resources=False) as seen:
+        for _ in range(2):
+            for batch in loader:
+                training.step(batch)
+    assert seen.recording.loaders[0].keeps == ({where: 48 * (2 if workers else 1)} if where else {})
 
 
 def test_a_model_in_half_precision_needs_no_autocast() -> None:
