@@ -1,14 +1,13 @@
 """`feedline slurm`: an sbatch script from flags."""
 
 import shlex
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from feedline.cli.common import Record, console
-from feedline.cli.options import Options, Settings, command, fields
+from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.text import count_of
 
@@ -37,8 +36,7 @@ def slurm(
     verb, words = options["array"], list(context.args)
     if options["dataset"].startswith("-"):
         raise UsageError(f"{options['dataset']} stands before OUT: give OUT first, then options of the training")
-    if unknown := unknown_options(words, verb or "train"):
-        raise UsageError(f"{unknown[0]} is an option of neither `feedline slurm` nor `feedline {verb or 'train'}`")
+    check_words(verb or "train", [options["dataset"], *words])
     if verb == "sweep":
         given = {word.partition("=")[0] for word in words}
         if not {"--space", "--study"} <= given:
@@ -53,9 +51,17 @@ def slurm(
     record.write({"script": str(script_file), "text": script(config)})
 
 
-def unknown_options(words: list[str], verb: str = "train") -> list[str]:
-    """Of a command line for `verb`, the options that it does not have."""
-    there = vars(import_module(f"feedline.cli.{verb}")).values()
-    flags = {flag for options in there if isinstance(options, Options) for flag in options.flags}
-    flags |= {"--config"} if verb == "train" else set()  # it is no setting of the training
-    return [word for word in words if word.startswith("--") and word.partition("=")[0] not in flags]
+def check_words(verb: str, words: list[str]) -> None:
+    """Of a command line for `verb`. Raises UsageError here, and not hours later in the queue."""
+    from feedline.cli.main import WrongUse, app
+
+    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    for parameter in command.params:
+        parameter.callback = None  # they read files, which may be elsewhere
+    try:
+        command.make_context(f"feedline {verb}", list(words))
+    except typer.Exit:  # --help
+        raise UsageError(f"--help is of `feedline {verb}`, which has no use for it in a job") from None
+    except WrongUse as error:  # type: ignore[misc]
+        said = error.format_message()  # type: ignore[attr-defined]
+        raise UsageError(f"`feedline {verb}`, to which what slurm does not know goes: {said}") from error

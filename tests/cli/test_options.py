@@ -166,5 +166,12 @@ def test_words_of_repeated_options_become_tuples_and_mappings() -> None:
         given(prepare.JOB, "IN", "OUT", "--conf", "a")
 
 
-def test_options_that_training_does_not_have_are_found() -> None:
-    assert slurm.unknown_options(["OUT", "--epochs", "3", "--no-augment", "--epoch", "--lr=3"]) == ["--epoch"]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--epoch", "3"], "--epoch"), (["--epochs", "x"], "valid integer"), (["--keep-last", "-1"], "equal to 0"),
+     (["more"], "more"), (["--epochs"], "--epochs")],
+)  # fmt: skip
+def test_words_that_training_does_not_take_are_found(words: list[str], said: str) -> None:
+    slurm.check_words("train", ["OUT", "--no-augment", "--lr=3", "--num-workers", "auto", "--config", "missing.json"])
+    with pytest.raises(UsageError, match=f"`feedline train`, to .*{said}"):
+        slurm.check_words("train", ["OUT", *words])

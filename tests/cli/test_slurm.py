@@ -23,7 +23,7 @@ def test_an_array_of_a_sweep_takes_the_options_of_the_sweep(tmp_path: Path) -> N
     done = CliRunner().invoke(app, [*words, *study])
     assert done.exit_code == 0, done.output
     assert "#SBATCH --array=0-6\n" in script.read_text() and "--trials 7\n" in script.read_text()
-    for more, said in ((study[:2], "and --study"), ([*study, "--rewind-to", "3"], "nor `feedline sweep`")):
+    for more, said in ((study[:2], "and --study"), ([*study, "--rewind-to", "3"], "`feedline sweep`, to which")):
         refused = CliRunner().invoke(app, [*words, *more])
         assert isinstance(refused.exception, UsageError) and said in str(refused.exception)
 
@@ -50,4 +50,4 @@ def test_the_settings_of_tune_go_to_the_training(tmp_path: Path) -> None:
     assert "--config tuned.json" in script.read_text()
     study = ["--array", "prune", "--config", "tuned.json"]
     refused = CliRunner().invoke(app, ["slurm", "/data", "--script", str(tmp_path / "y"), *study])
-    assert "nor `feedline prune`" in str(refused.exception)
+    assert "`feedline prune`, to which" in str(refused.exception)

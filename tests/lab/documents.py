@@ -153,7 +153,8 @@ def unfit(words: Sequence[str]) -> str:
     import typer
 
     from feedline.cli.main import WrongUse, app
-    from feedline.cli.slurm import unknown_options
+    from feedline.cli.slurm import check_words
+    from feedline.pipeline.base.errors import UsageError
 
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     name, *rest = words
@@ -167,8 +168,11 @@ def unfit(words: Sequence[str]) -> str:
         return ""
     except WrongUse as error:
         return f"feedline {shlex.join(words)}: {error.format_message()}"  # type: ignore[attr-defined]
-    if name == "slurm" and (unknown := unknown_options(context.args, context.params["array"] or "train")):
-        return f"feedline {shlex.join(words)}: no such option {unknown[0]}"
+    if name == "slurm":
+        try:
+            check_words(context.params["array"] or "train", [context.params["dataset"], *context.args])
+        except UsageError as error:
+            return f"feedline {shlex.join(words)}: {error}"
     return ""
 
 

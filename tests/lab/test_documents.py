@@ -94,7 +94,7 @@ def test_commands_of_a_shell(shell: str, found: list[list[str]]) -> None:
         ("bash", "feedline train OUT --epochs many", "many"),
         ("bash", "feedline trian OUT", "no verb"),
         ("bash", "feedline slurm OUT --lr 0.1", ""),
-        ("bash", "feedline slurm OUT --learning-rate 0.1", "no such option"),
+        ("bash", "feedline slurm OUT --learning-rate 0.1", "No such option"),
         ("bash", "torchrun -m feedline.train.main OUT --none", "No such option"),
         ("bash", "python -m feedline.benchmarks.experiments.kernel", ""),
         ("bash", "python -m feedline.benchmarks.experiments.colonel", "no module"),

@@ -15,6 +15,7 @@ from feedline.train.data import batch_sizes, open_dataset
 from feedline.train.distributed import World
 from feedline.train.loop import train
 from feedline.train.metrics import as_trained
+from feedline.train.models import check_name
 from feedline.train.run import TrainingError, plain
 from feedline.train.study.identity import open_study, versions
 from feedline.train.study.search import Search
@@ -48,6 +49,8 @@ def settings(config: TrainConfig, options: SweepConfig) -> dict[str, Any]:
     if not config.eval_every:
         raise UsageError("--eval-every 0: a sweep goes by validation accuracy")
     space, dataset = read_space(options.space, config), open_dataset(config)
+    for name in space["model"].ends if "model" in space else (config.model,):
+        check_name(name)
     for size in space["batch_size"].ends if "batch_size" in space else ():
         batch_sizes(replace(config, batch_size=size), 1, dataset.train_samples)
     decisive = [field.name for field in fields(config) if field.name not in FREE_TO_CHANGE]

@@ -83,12 +83,12 @@ def test_a_trial_that_diverges_is_a_result_and_not_tried_again(
 def test_a_study_in_which_everything_fails_is_given_up(
     configure: Configure, plan: Callable[..., SweepConfig]
 ) -> None:
-    options = plan("[model]\nchoices = ['no_such_model']\n", trials=30)
-    with pytest.raises(FeedlineError, match=r"the first 5 trials of .* failed: .*no_such_model"):
-        here(configure(model="mobilenet_v2"), options)
+    options = plan("[model]\nchoices = ['squeezenet1_0']\n", trials=30)
+    with pytest.raises(FeedlineError, match=r"the first 5 trials of .* failed: .*the model cannot take it"):
+        here(configure(model="mobilenet_v2", image_size=8), options)
     row = Tasks(options.study).told(1)[0]
     assert (row["name"], row["state"], row["attempts"]) == ("trial-0000", "failed", 2)
-    assert row["params"] == {"model": "no_such_model"}
+    assert row["params"] == {"model": "squeezenet1_0"}
 
 
 def test_what_does_not_fit_the_study_is_refused(configure: Configure, plan: Callable[..., SweepConfig]) -> None:
@@ -108,6 +108,12 @@ def test_settings_with_which_no_trial_could_begin_leave_nothing(
     for config, space, said in (
         (configure(eval_every=0), LR, "validation accuracy"),
         (configure(dataset=Path("no/such")), LR, "does not exist"),
+        (configure(model="resnet"), LR, "--model 'resnet' is not known: try .*resnet18"),
+        (
+            configure(model="mobilenet_v2"),
+            "[model]\nchoices = ['small_cnn', 'resnet']\n",
+            "--model 'resnet' is not known",
+        ),
         (configure(batch_size=64), "[batch_size]\nlow = 8\nhigh = 500\n", "larger than the 96"),
     ):
         options = plan(space)
