@@ -189,21 +189,21 @@ class Loader:
         if self._workshops and self._workshops[0].process != os.getpid():  # our parent's, who forked us
             self._run = self._prefetcher = None  # whose lock may be held, by a thread that is not here
             _close(self._workshops)
-        if self._run is not None:
-            self._run.close()
-            self._run = None
-        self.split.check_same()
-        start, upload = self._next_start(), gpu_decode.decode if self._gpu_decodes else device.copy_pixels
-        if self._delivery is None:  # made with the first workshop, when CUDA is surely up
-            self._delivery = device.deliver_to(self.device, config, upload)
-        if self._workshops and self._workshops[0].layout.px < self._image_size:
-            _close(self._workshops)  # the images have outgrown the slots
-        if not self._workshops:
-            self._workshops.append(self._new_workshop(self._delivery))
-        then = self._expected_after(start.epoch)
         try:
+            if self._run is not None:
+                self._run.close()
+            self.split.check_same()
+            start, upload = self._next_start(), gpu_decode.decode if self._gpu_decodes else device.copy_pixels
+            if self._delivery is None:  # made with the first workshop, when CUDA is surely up
+                self._delivery = device.deliver_to(self.device, config, upload)
+            if self._workshops and (self._workshops[0].torn or self._workshops[0].layout.px < self._image_size):
+                _close(self._workshops)  # or the images have outgrown the slots
+            if not self._workshops:
+                self._workshops.append(self._new_workshop(self._delivery))
+            then = self._expected_after(start.epoch)
             self._run = self._workshops[0].begin(self._plan(start), self._image_size, then)
-        except WorkerError:  # it ended between two epochs
+        except BaseException:  # a worker ended between two epochs, or Ctrl-C
+            self._run = None
             _close(self._workshops)
             raise
         if self._prefetcher is not None:
@@ -329,6 +329,7 @@ class Loader:
             decode="gpu" if self._gpu_decodes else "cpu",
             stored_px=self.split.stored_px if stored else 0,
             address=self.split.address,
+            identity="" if self.split.address else self.split.identity,
             storage_options=config.storage_options,
             scattered=self._order.settings["shuffle"] and not self._window_shards,
             checksums=config.checksums,
@@ -346,10 +347,11 @@ class Loader:
 
     def _next_batch(self, run: EpochRun, deliver: device.Deliver) -> Batch:
         """One batch to the user, counted; the epoch's end and a dead worker change what the next `iter()` does."""
-        if self._run is not run:
+        if self._run is not run or self._workshops[0].torn:
             if run.taken == len(run.plan):
                 raise StopIteration  # as it was told before
-            raise UsageError("this iterator has ended: its epoch failed, its loader was closed or began another")
+            why = "its epoch failed or was interrupted, its loader was closed or began another"
+            raise UsageError(f"this iterator has ended: {why}")
         if self._workshops[0].process != os.getpid():
             raise UsageError("this iterator is that of the process that forked this one: begin a new one here")
         try:
@@ -364,19 +366,16 @@ class Loader:
             if not self.config.persistent_workers:
                 _close(self._workshops)
             raise
-        except WorkerError:
+        except (SampleError, TransformError) as error:  # this epoch cannot go on
             self._run = None
-            _close(self._workshops)
-            raise
-        except Exception as error:  # this epoch cannot go on
-            self._run = None
-            if not isinstance(error, SampleError | TransformError):  # a batch is lost that nobody has seen
-                with suppress(Exception):  # after a fault of CUDA its fences may fail, too
-                    run.close()
-                raise
             run.close()
             where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
             raise type(error)(f"{where}{error.reason}", error.sample) from error
+        except Exception:  # a dead worker, say: of what is under way nobody knows
+            self._run = None
+            with suppress(Exception):  # after a fault of CUDA its fences may fail, too
+                _close(self._workshops)
+            raise
         run.handed_over(batch[1].numel())
         self._place = Place(run.plan.epoch, run.plan.delivered(run.taken), "with the next epoch")
         if self._prefetcher is not None:

@@ -18,7 +18,7 @@ from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.codecs.pillow import open_rgb
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.local import LocalFiles
-from feedline.pipeline.format.manifest import read_index, read_manifest, refuse_address
+from feedline.pipeline.format.manifest import identified, read_index, refuse_address
 
 
 class Shards(Dataset[tuple[Any, int]]):
@@ -33,7 +33,7 @@ class Shards(Dataset[tuple[Any, int]]):
             raise UsageError(f"decode must be pil, array or bytes, not {decode!r}")
         self.folder, self.transform, self._decode = Path(split), transform, decode
         refuse_address(self.folder)
-        self.manifest = read_manifest(self.folder)
+        self.manifest, self._identity = identified(self.folder)
         self.__setstate__({})
 
     @property
@@ -79,5 +79,5 @@ class Shards(Dataset[tuple[Any, int]]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._index = read_index(self.folder, self.manifest)
-        self._files = LocalFiles(self.folder, self.manifest.shard_names)
+        self._files = LocalFiles(self.folder, self.manifest.shard_names, identity=self._identity)
         self._checked = bytearray(len(self._index))

@@ -10,10 +10,9 @@ import numpy.typing as npt
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.draw.order import EpochPlan, Labels, Samples, drawn_classes, part_labels
-from feedline.pipeline.format.local import WholeShards, ask_ahead
+from feedline.pipeline.format.local import ANOTHER, MANIFEST, WholeShards, ask_ahead
 from feedline.pipeline.format.manifest import (
     INDEX,
-    MANIFEST,
     MANIFEST_BYTES,
     Index,
     Manifest,
@@ -84,7 +83,7 @@ class PreparedSplit:
         if data is None or hashlib.sha256(data).hexdigest() == self.identity:
             return
         where = self.address or self.folder
-        raise DatasetError(f"{where} was prepared anew or taken away meanwhile: make a new Loader")
+        raise DatasetError(f"{where} {ANOTHER}")
 
     def key(self, sample: int) -> str:
         """Reads the key column when there is first something to say; its number where that is gone."""

@@ -89,6 +89,8 @@ class Checkpoints:
             return []
         step = resume.state["progress"]["step"]
         left = [where for number, where in self._numbered("step-").items() if number > step]
+        if (epoch := resume.state["progress"].get("epoch")) is not None:
+            left += [where for number, where in self.kept().items() if number > epoch]
         try:
             if not (own := self.folder / step_name(step)).exists():
                 write_atomically(own, resume.where.read_bytes())

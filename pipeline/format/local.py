@@ -4,6 +4,7 @@
 a SIGBUS, and the copy costs 2 µs of a sample's 300.
 """
 
+import hashlib
 import os
 import queue
 import resource
@@ -31,6 +32,8 @@ BLOCK_BYTES = 512
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 ASKED_AT_ONCE, MOST_ASKED_BYTES = 16, 64 << 20
 """Names that are looked up at a time; bytes of a file that are asked for ahead."""
+MANIFEST = "manifest.json"
+ANOTHER = "was prepared anew or taken away meanwhile: make a new Loader"
 OPEN_FILES = 4096
 """Shards held open at once, at most, and of the descriptors allowed a half; the oldest gives way."""
 
@@ -76,10 +79,13 @@ class LocalFiles:
     """What was read last came from elsewhere, where it may be another file by now."""
 
     def __init__(
-        self, folder: Path, names: list[str], most_open: int | None = None, *, scattered: bool = False
-    ) -> None:
+        self, folder: Path, names: list[str], most_open: int | None = None, *, scattered: bool = False,
+        identity: str = "",
+    ) -> None:  # fmt: skip
         """`names` of the shards, by their number. `scattered`: reads are; the kernel shall take none for a part of a
-        stream, of which it would read more."""
+        stream, of which it would read more. `identity`: the SHA-256 of the split's manifest; no shard is opened of
+        what was prepared anew. Empty: nobody asks."""
+        self._manifest, self._identity, self._seen = folder / MANIFEST, identity, None if identity else ()
         self._paths = [folder / name for name in names]
         self._most_open, self._scattered = most_open or min(OPEN_FILES, open_files_limit() // 2), scattered
         self._open: dict[int, Opened] = {}
@@ -111,7 +117,7 @@ class LocalFiles:
 
     def announce(self, shard: int, offset: int, length: int) -> None:
         """Has the kernel begin to read; returns at once. What is wrong there is said when it is read."""
-        with suppress(OSError):
+        with suppress(OSError, DatasetError):
             descriptor = self.opened(shard)
             # whole pages: the window counts those that are touched, and a piece that begins within one loses its last
             for start in range(offset - offset % PAGE_BYTES, offset + length, PIECE_BYTES):
@@ -131,6 +137,18 @@ class LocalFiles:
         except OSError as error:
             raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
 
+    def _check_same(self) -> None:
+        """Raises DatasetError where the split is another one by now, whose samples lie elsewhere."""
+        if self._seen == ():
+            return
+        with suppress(OSError):  # a moment's trouble; what is taken away cannot be opened either
+            status = self._manifest.stat()
+            if (seen := (status.st_ino, status.st_mtime_ns, status.st_size)) == self._seen:
+                return
+            if hashlib.sha256(self._manifest.read_bytes()).hexdigest() != self._identity:
+                raise DatasetError(f"{self._manifest.parent} {ANOTHER}")
+            self._seen = seen
+
     def close(self) -> None:
         self._open.clear()
 
@@ -139,6 +157,7 @@ class LocalFiles:
         if (known := self._open.get(shard)) is not None:
             return known
         opened = Opened(open_regular(self._paths[shard]))
+        self._check_same()
         if len(self._open) >= self._most_open:
             with suppress(LookupError, RuntimeError, StopIteration):  # another thread has done so
                 del self._open[next(iter(self._open))]

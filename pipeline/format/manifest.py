@@ -25,9 +25,9 @@ from feedline.pipeline.base.errors import DatasetError, UsageError, first_line
 from feedline.pipeline.base.files import open_regular, read_bounded
 from feedline.pipeline.base.text import count_of, is_printable
 from feedline.pipeline.codecs.table import CODECS
+from feedline.pipeline.format.local import MANIFEST as MANIFEST
 
 FORMAT_VERSION = 2
-MANIFEST = "manifest.json"
 INDEX = "index.parquet"
 MANIFEST_BYTES = 256 << 20
 """ImageNet's has 0.3 MB; what is larger than this is none."""

@@ -113,6 +113,9 @@ class Workshop:
         self.outstanding = 0
         """Tasks without a reply, those of runs that were given up too."""
         self._begun = self._replies = 0
+        self.torn = False
+        """Amid what must happen as a whole. What is so when nobody is at work was interrupted (Ctrl-C), has lost a
+        slot, a task or a batch, and is of no more use."""
         self._runs: dict[int, EpochRun] = {}
         """By number: the one that is iterated, and behind it the one that is begun ahead."""
         self.on_close: list[Callable[[], None]] = []
@@ -157,14 +160,17 @@ class Workshop:
         most = min(self.depth, max(1, self.crew.count * self._prefetch))
         for run in self._runs.values():
             while run.sent < run.batches and under_way < most:
+                self.torn = True
                 number = self.ledger.take()
                 if number is None:
+                    self.torn = False
                     return
                 hints = self._hints(self.slots[number])
                 self.crew.submit(run.task(number, hints, self.ahead.reach.way))
                 self.outstanding += 1
                 run.sent += 1
                 under_way += 1
+                self.torn = False
 
     def _hints(self, slot: Slot) -> int:
         """Writes there what is to be announced with the next task; how many samples."""
@@ -176,6 +182,8 @@ class Workshop:
 
     def take_reply(self) -> None:
         """Waits for one and hands it to its run. Raises WorkerError."""
+        self.crew.wait()
+        self.torn = True
         reply = self.crew.receive()
         if reply.kind == BROKEN:
             raise WorkerError(reply.text)
@@ -189,6 +197,7 @@ class Workshop:
             self.ahead.done(run, reply.batch)
         else:
             self.ledger.give_back(reply.slot)
+        self.torn = False
 
     def batch_shown(self) -> None:
         """Lets workers come and go, as the headcount says."""
@@ -283,9 +292,11 @@ class EpochRun(Iterator[HostBatch]):
                 workshop.ledger.wait()
             workshop.send_tasks()
         self.waits.wait_s += time.perf_counter() - started_s
+        workshop.torn = True  # until the user has the batch
         reply = self._replies.pop(self._shown)
         if reply.kind != DONE:
             workshop.ledger.give_back(reply.slot)
+            workshop.torn = False
             raise (SampleError if reply.kind == BAD_SAMPLE else TransformError)(reply.text, reply.sample)
         self._shown += 1
         self.waits.bad += reply.bad
@@ -302,6 +313,7 @@ class EpochRun(Iterator[HostBatch]):
 
     def handed_over(self, samples: int) -> None:
         """The user has one batch more, of so many samples."""
+        self._workshop.torn = False
         self.taken += 1
         self.waits.batches += 1
         self.waits.samples += samples
@@ -322,8 +334,7 @@ class EpochRun(Iterator[HostBatch]):
 
     def close(self) -> None:
         """Gives up what is under way: workers leave it once another run is begun."""
-        for reply in self._replies.values():
-            self._workshop.ledger.give_back(reply.slot)
-        self._replies.clear()
+        while self._replies:  # and never twice, should this be interrupted
+            self._workshop.ledger.give_back(self._replies.popitem()[1].slot)
         self._shown = self.sent = self.received = self.batches
         self._workshop.forget(self)

@@ -24,7 +24,7 @@ from feedline.pipeline.codecs.base import Job
 from feedline.pipeline.codecs.table import SampleKernel
 from feedline.pipeline.draw.order import PADDING
 from feedline.pipeline.draw.regions import Augment
-from feedline.pipeline.format.local import LocalFiles
+from feedline.pipeline.format.local import ANOTHER, LocalFiles
 from feedline.pipeline.workers import ship
 from feedline.pipeline.workers.ahead import READS
 from feedline.pipeline.workers.counters import FIELD, LOOK_EVERY, Clock
@@ -73,6 +73,8 @@ class FillSpec:
     address: str = ""
     """Where the shards come from when they are not in `folder`."""
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    identity: str = ""
+    """The SHA-256 of the split's manifest, where shards in `folder` may become those of another split."""
     scattered: bool = False
     """Samples are read in random order from all over the split."""
 
@@ -99,7 +101,7 @@ class Filler:
         self._checked = columns["checked"].data
         self._reads = 0
         self._threads = ReadThreads()
-        self._files = LocalFiles(Path(spec.folder), spec.shards, scattered=spec.scattered)
+        self._files = LocalFiles(Path(spec.folder), spec.shards, scattered=spec.scattered, identity=spec.identity)
         if spec.address:
             from feedline.pipeline.format.remote import RemoteFiles
 
@@ -114,7 +116,7 @@ class Filler:
                 break
             shard, offset, length = shards[sample], offsets[sample], lengths[sample]
             if way == READS:
-                with suppress(OSError):  # it is said when it is needed
+                with suppress(OSError, DatasetError):  # it is said when it is needed
                     held = self._files.opened(shard)
                     self._threads.read(held.number, offset, length)
             else:
@@ -163,7 +165,7 @@ class Filler:
                 return candidate
             except DatasetError as error:
                 reason = first_line(error)
-                if self.spec.on_bad == "raise":
+                if self.spec.on_bad == "raise" or ANOTHER in reason:
                     raise SampleError(reason, candidate % self._count) from error
                 bad.append((candidate % self._count, reason))
             self.clock.row[FIELD["bad_samples"]] += 1

@@ -75,6 +75,7 @@ class InlineCrew:
     def __init__(self, worker: Worker) -> None:
         self._worker: Worker | None = worker
         self._tasks: deque[Task] = deque()
+        self._reply: Reply | None = None
 
     def submit(self, task: Task) -> None:
         self._tasks.append(task)
@@ -82,15 +83,18 @@ class InlineCrew:
     def ready(self) -> bool:
         return False  # it takes the trainer's own time
 
-    def receive(self) -> Reply:
+    def wait(self) -> None:
         if self._worker is None:
             raise WorkerError("the loader has been closed")
         self._worker.clock.skip()  # between batches the trainer's thread is not ours: that time is nobody's
         with _one_opencv_thread:  # as in a worker; the trainer's own OpenCV keeps what it has
-            reply = self._worker.perform(self._tasks[0])
-        self._tasks.popleft()  # only now: a Ctrl-C amid the task leaves it to be done
+            self._reply = self._worker.perform(self._tasks[0])
         self._worker.clock.tick()
-        return reply
+
+    def receive(self) -> Reply:
+        assert self._reply is not None
+        self._tasks.popleft()  # only now: a Ctrl-C amid the task leaves it to be done
+        return self._reply
 
     def close(self) -> None:
         self._worker = None
@@ -168,6 +172,10 @@ class WorkerCrew:
 
     def ready(self) -> bool:
         return bool(self._news(0))
+
+    def wait(self) -> None:
+        """Until there is a reply, or a worker has died."""
+        self._news()
 
     def receive(self) -> Reply:
         """The next reply. Raises WorkerError as soon as a worker has died, even if others could go on: whoever

@@ -4,12 +4,13 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psutil
@@ -20,7 +21,10 @@ from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.loader import Loader
 from feedline.pipeline.shards_dataset import Shards
 from feedline.pipeline.workers import pool
+from feedline.pipeline.workers.dispatch import EpochRun
 from feedline.pipeline.workers.memory import shared_columns
+from feedline.pipeline.workers.pool import InlineCrew, WorkerCrew
+from feedline.pipeline.workers.slots import Ledger
 from tests.pipeline.conftest import write_split
 from tests.pipeline.loading import SMALL, damage, labels
 
@@ -145,6 +149,61 @@ def test_a_ctrl_c_amid_a_batch_loses_neither_the_batch_nor_its_slot(split: Path,
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
     assert [int(label) for _, labels_N in iterator for label in labels_N] == labels(Loader(split, **options))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "at", [(Ledger, "take"), (WorkerCrew, "submit"), (WorkerCrew, "receive"), (EpochRun, "_show")]
+)
+def test_a_ctrl_c_at_any_place_leaves_a_loader_that_can_be_used_again(
+    split: Path, monkeypatch: pytest.MonkeyPatch, at: tuple[type, str], workers: int
+) -> None:
+    """A notebook's cell that is stopped and run again. What is under way then is lost, and no iterator goes on."""
+    kind, name = at
+    if workers == 0 and kind is WorkerCrew:
+        kind = InlineCrew
+    real, calls, wanted = getattr(kind, name), 0, -1
+
+    def pressed(self: Any, *given: Any) -> Any:
+        nonlocal calls
+        answer = real(self, *given)
+        calls += 1
+        if calls == wanted:
+            signal.raise_signal(signal.SIGINT)
+        return answer
+
+    monkeypatch.setattr(kind, name, pressed)
+    loader, iterators = Loader(split, **SMALL | {"num_workers": workers, "shuffle": False}), list[Any]()
+    for press_at in (2, 5, 9):
+        calls, wanted = 0, press_at
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(3):
+                iterators.append(iter(loader))
+                list(iterators[-1])
+        wanted = -1
+        for iterator in iterators:
+            with pytest.raises((UsageError, StopIteration)):
+                next(iterator)
+        assert len(labels(loader)) == 56
+    loader.close()
+
+
+@pytest.mark.parametrize("on_bad", ["raise", "skip"])
+@pytest.mark.parametrize("checksums", [True, False])
+def test_a_split_that_is_prepared_anew_amid_an_epoch_is_not_read_by_the_old_index(
+    tmp_path: Path, on_bad: Literal["raise", "skip"], checksums: bool
+) -> None:
+    """Raw samples of other shards lie at the same places, and each was checked before, by another worker."""
+    split = write_split(tmp_path / "OUT", 64, 32, codec="raw")
+    loader = Loader(split, batch_size=2, image_size=40, num_workers=2, on_bad=on_bad, checksums=checksums)
+    list(loader)
+    batches = iter(loader)
+    next(batches)
+    shutil.move(split, tmp_path / "old")
+    write_split(split, 64, 32, codec="raw", classes=7)
+    with pytest.raises(FeedlineError, match="was prepared anew or taken away meanwhile: make a new Loader"):
+        list(batches)
+        list(iter(loader))
 
 
 def test_a_transform_that_kills_its_worker_is_named_with_the_sample(split: Path) -> None:

@@ -112,6 +112,13 @@ def test_what_lies_beyond_the_newest_is_left_behind_with_its_best_one(tmp_path: 
     (checkpoints.folder / checkpoint.BEST).write_bytes(b"PK")
     go_back(2)
     assert names(checkpoints)[-1] == "step-0000002.pt"
+    line = Checkpoints(tmp_path / "line")
+    for step, epoch in ((2, 1), (4, 2), (5, 2), (6, 3)):  # step 5 is amid an epoch
+        name = [checkpoint.epoch_name(epoch)] if step != 5 else []
+        line.save(STATE | {"progress": {"step": step, "epoch": epoch}}, [*name, checkpoint.step_name(step)], 9)
+    (said,) = line.go_on_from(one(line.folder / checkpoint.step_name(5)), None)
+    assert said == "went back to step 5: removed step-0000006.pt, epoch-0003.pt"
+    assert {"epoch-0001.pt", "epoch-0002.pt"} < set(names(line))
     other = Checkpoints(tmp_path / "other")
     save(other, 1)
     assert checkpoints.go_on_from(one(other.steps()[0]), None) == [] and names(checkpoints)[-1] == "step-0000002.pt"

@@ -1,6 +1,7 @@
 """A shard is a file or an error of one line, whatever lies in its place."""
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -22,6 +23,23 @@ def test_a_shard_opens(tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match="is cut short: it ends before byte 6"):
             wrong()
     files.close()
+
+
+def test_no_shard_is_opened_of_a_split_that_was_prepared_anew(tmp_path: Path) -> None:
+    manifest, shards = tmp_path / "manifest.json", ["a.tar", "b.tar", "c.tar"]
+    manifest.write_text("{}")
+    for name in shards:
+        (tmp_path / name).write_bytes(b"bytes")
+    files = LocalFiles(tmp_path, shards, identity=hashlib.sha256(b"{}").hexdigest())
+    assert files.read(0, 0, 5) == b"bytes"
+    manifest.unlink()
+    manifest.write_text("{}")  # a copy, or a file system whose inodes change
+    assert files.read(1, 0, 5) == b"bytes"
+    manifest.write_text("[]")
+    files.announce(2, 0, 5)  # says nothing
+    with pytest.raises(DatasetError, match="was prepared anew or taken away"):
+        files.read(2, 0, 5)
+    assert files.read(0, 0, 5) == b"bytes", "it is open"
 
 
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
