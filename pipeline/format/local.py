@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ import numpy.typing as npt
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.base.files import open_regular
 from feedline.pipeline.base.process import open_files_limit
-
-if TYPE_CHECKING:
-    from feedline.pipeline.format.manifest import ShardInfo  # with Arrow, which a worker does without
 
 T = TypeVar("T")
 PIECE_BYTES = 128 << 10
@@ -167,6 +164,15 @@ class LocalFiles:
         return opened
 
 
+class NamedShard(Protocol):
+    """`manifest.ShardInfo`, which comes with Arrow; a worker does without."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+
+
 class WholeShards:
     """Shards that are announced as a whole, from front to back: for storage on which random requests are slow."""
 
@@ -176,7 +182,7 @@ class WholeShards:
         self.storage_bytes = 0
         """What came from storage for it, by the kernel's account."""
 
-    def ensure(self, shard: "ShardInfo") -> None:
+    def ensure(self, shard: NamedShard) -> None:
         """Returns when the kernel has taken it in, or raises OSError."""
         descriptor, before = open_regular(self._folder / shard.name), _blocks_of_thread()
         try:
