@@ -201,6 +201,8 @@ def _last_result(cached: Any) -> Any:
 
 def _count(value: Any) -> int:
     """Of a dict or a list of samples; of a list that was made with places for all, those that are filled."""
+    if type(value).__module__ not in ("builtins", "collections"):  # whose own code would be asked
+        return 0
     if isinstance(value, dict):
         return len(value) if value and _is_data(next(reversed(value.values()))) else 0
     if not isinstance(value, list) or not value:

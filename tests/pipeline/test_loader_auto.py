@@ -89,7 +89,7 @@ def test_those_who_are_sent_away_end_and_their_work_still_counts(split: Path) ->
     assert stats["num_workers"] == 1 and len(stats["workers"]) in (2, 3)  # one may leave before its first batch
     assert sum(worker["samples"] for worker in stats["workers"]) >= stats["samples"]
     ended = {worker["pid"] for worker in stats["workers"]} - set(loader.worker_pids)
-    assert len(ended) == len(stats["workers"]) - 1
+    assert len(ended) >= len(stats["workers"]) - 1  # the one that stays may not have had a batch
     for pid in ended:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
