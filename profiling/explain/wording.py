@@ -20,6 +20,7 @@ from feedline.profiling.record.recording import Step
 
 PAUSED, MUCH_PAUSED = 0.1, 0.25
 """Shares of the whole time from which it is said, and from which the verdict says, that pauses are kept apart."""
+WORTH_WORKERS_S = 1.0  # a loop over a loader that lasts no longer is over as its workers have started
 OTHER_LOOPS = 0.5  # of the training's time, from which they are told of
 
 
@@ -154,7 +155,9 @@ def _of_other_loaders(measured: Measured) -> list[str]:
         return [*said, f"{words}."]
     used = {step.loader for step in apart}
     theirs = {one.num_workers for one in recording.loaders if one.id in used and one.kind == "torch"}
-    line = ": DataLoader(…, num_workers=2) there would make them meanwhile" if theirs == {0} else ""
+    made = sum(one.made for one in recording.loaders if one.id in used)  # each would start its workers
+    lasts = seconds > made * WORTH_WORKERS_S
+    line = ": DataLoader(…, num_workers=2) there would make them meanwhile" if theirs == {0} and lasts else ""
     return [*said, f"{words}; {units.percent(waits)} of it is waiting for their batches{line}."]
 
 
