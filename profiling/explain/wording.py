@@ -199,9 +199,9 @@ def _of_what_is_kept(measured: Measured) -> list[str]:
     if measured.workers.count and loader.persistent_workers is False:
         return [f"{words} in its workers, and loses them as these end with each epoch."]
     epochs = defaultdict[int, list[Step]](list)
-    for step in (one for one in measured.recording.steps if one.loader == loader.id):
+    for step in (one for one in measured.recording.steps if one.loader == loader.id and one.duration_s):
         epochs[step.epoch].append(step)
-    if len(epochs) == 1:
+    if len(epochs) < 2:
         return [f"{words}: this is a first epoch, and later ones find them there."]
     rates = [
         units.rate(sum(step.samples for step in steps) / sum(step.duration_s for step in steps), measured.unit)

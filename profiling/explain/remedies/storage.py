@@ -13,14 +13,7 @@ from feedline.profiling.explain.measure.rates import Rate
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies.own_loader import NO_WAIT, unwatched
-from feedline.profiling.explain.remedies.remedy import (
-    Change,
-    Effort,
-    Remedy,
-    Vain,
-    image_size,
-    without_handover,
-)
+from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, image_size, without_handover
 from feedline.profiling.explain.remedies.sample_cost import own_collate, own_transforms
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import LoaderSeen, Trial

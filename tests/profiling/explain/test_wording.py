@@ -23,6 +23,8 @@ def test_a_first_epoch_of_a_dataset_that_keeps_its_samples_is_told_as_that() -> 
     later = [replace(one, epoch=1, duration_s=one.duration_s / 2) for one in seen.steps]
     said = diagnose(replace(seen, loaders=kept, steps=[*seen.steps, *later])).evidence
     assert any("the first epoch ran at 356 samples/s, the last that was seen at 711 samples/s" in one for one in said)
+    none = diagnose(replace(seen, loaders=kept, steps=[replace(one, duration_s=0.0) for one in seen.steps])).evidence
+    assert not any("the last that was seen" in one for one in none)
     ends = [replace(kept[0], persistent_workers=False)]
     assert any("and loses them" in one for one in diagnose(replace(seen, loaders=ends)).evidence)
 
@@ -63,6 +65,10 @@ def test_a_loop_before_the_training_that_takes_longer_than_that_is_said() -> Non
     said = diagnose(replace(seen, steps=shifted, loaders=[*seen.loaders, theirs])).evidence
     (line,) = [one for one in said if "Loops that train nothing take" in one]
     assert "80 % of it is waiting for their batches: DataLoader(…, num_workers=2) there" in line
+    short = replace(theirs, made=1000)  # of its own for each, where workers would only start and end
+    (line,) = [one for one in diagnose(replace(seen, steps=shifted, loaders=[*seen.loaders, short])).evidence
+               if "Loops that train nothing take" in one]  # fmt: skip
+    assert line.endswith("is waiting for their batches.")
     within = [replace(one, loader=1, phase="eval", start_s=one.start_s + 1e-4) for one in seen.steps]
     said = diagnose(replace(seen, steps=[*seen.steps, *within])).evidence
     assert not any("Loops that train" in one for one in said)
