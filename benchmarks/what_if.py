@@ -195,6 +195,7 @@ class Form:
     split: Path
     prepare_cpu_s: float
     psnr_db: float | None
+    smaller: bool
 
 
 def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Form:
@@ -219,7 +220,9 @@ def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Fo
     )  # fmt: skip
     write_atomically(split / shards.MANIFEST, manifest.to_json().encode())
     psnr_db = psnr(originals, members, output) if output.form.lossy else None
-    return Form(output=output, members=members, split=split, prepare_cpu_s=cpu_s, psnr_db=psnr_db)
+    whole = (Image.open(io.BytesIO(data), formats=NAMES).size for data in originals)
+    smaller = any(min(size) > min(one.width, one.height) for size, one in zip(whole, members, strict=True))
+    return Form(output=output, members=members, split=split, prepare_cpu_s=cpu_s, psnr_db=psnr_db, smaller=smaller)
 
 
 def psnr(originals: Sequence[bytes], members: Sequence[Prepared], output: Output) -> float | None:
@@ -312,6 +315,7 @@ def trial(form: Form, loader: str, costs: Sequence[float], draft_left: float) ->
         load_cpu_s_spread=statistics.stdev(costs) if len(costs) > 1 else None,
         prepare_cpu_s_per_sample=None if kept else form.prepare_cpu_s,
         psnr_db=form.psnr_db,
+        smaller=form.smaller,
         loader=loader,
         draft_left=draft_left if kept else None,
         note=f"encoder {fingerprint((output,)).encoder[:12]}" if output.form.has_quality else "",

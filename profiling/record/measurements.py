@@ -43,6 +43,8 @@ class Trial:
     load_cpu_s_spread: float | None = None
     prepare_cpu_s_per_sample: float | None = None
     psnr_db: float | None = None
+    smaller: bool = True
+    """Some of the pictures had to be made smaller."""
     loader: str = "feedline"
     """Which loader the cost is for: the script's own transforms, or feedline's."""
     draft_left: float | None = None

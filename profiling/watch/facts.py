@@ -55,7 +55,7 @@ def settings(one: Any) -> dict[str, Any]:
         "persistent_workers": _bool(told("persistent_workers")),
         "dataset": quietly(lambda: type(innermost(dataset)).__name__) if dataset is not None else None,
         "dataset_samples": _length(dataset),
-        "transforms": quietly(lambda: _transforms(dataset)) or [],
+        "transforms": quietly(lambda: _transforms(dataset or of(one, "config"))) or [],
     }
 
 
@@ -119,15 +119,15 @@ def held_by(one: Any) -> dict[str, Any]:
 
 
 def _transforms(dataset: Any) -> list[str]:
-    """Names of the members of a Compose (or of the one callable) the dataset holds."""
+    """Names of the members of a Compose (or of the one callable) that the dataset holds, or feedline's config."""
     held = held_by(innermost(dataset))
-    names = ("transform", "transforms", "preprocess")
+    names = ("transform", "transforms", "preprocess", "batch_transform")
     found = next((held[name] for name in names if held.get(name) is not None), None)
     if type(found).__name__ == "StandardTransform":
         found = getattr(found, "transform", None) or found
     if found is None:
         return []
-    members = getattr(found, "transforms", None)
+    members = getattr(found, "transforms", None) or getattr(found, "steps", None)  # `Loader.like`'s
     if not isinstance(members, list | tuple):
         members = [found]
     told = ((getattr(member, "__name__", None), type(member).__name__) for member in members[:32])

@@ -8,6 +8,7 @@ not help. Its name is listed in the `REMEDIES` of its file; what a change gives,
 """
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -84,13 +85,26 @@ Remedy = Callable[[Situation], Iterable[Change]]
 AT_MOST = "this is what it would give if it cost nothing"
 
 
+CROPS, RESIZES = re.compile("crop"), re.compile("resiz|scale|maxsize|zoom")
+"""In a transform's name."""
+
+
 def image_size(loader: LoaderSeen | None) -> int | None:
-    """Shorter side of the images in its batches, NCHW or NHWC."""
-    shape = next((shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4), None)
-    if shape is None:
-        return None
-    _, first, middle, last = shape
-    return min(middle, last) if first in (1, 3) else min(first, middle) if last in (1, 3) else None
+    """Shorter side of the images in its batches, NCHW or NHWC; of the largest, where there are several."""
+    sides = [0]
+    for _, first, middle, last in (shape for shape in (loader.batch_shapes if loader else []) if len(shape) == 4):
+        sides.append(min(middle, last) if first in (1, 3) else min(first, middle) if last in (1, 3) else 0)
+    return max(sides) or None
+
+
+def native_crops(loader: LoaderSeen, seen: Iterable[str]) -> bool:
+    """It crops pictures as they are stored, as super-resolution does: no transform that is known resizes them before.
+    `seen`: names of those that were at work, of which no order is known."""
+    for name in map(str.lower, loader.transforms):
+        if RESIZES.search(name) or CROPS.search(name):
+            return not RESIZES.search(name)
+    names = [name.lower() for name in seen]
+    return any(map(CROPS.search, names)) and not any(map(RESIZES.search, names))
 
 
 def drafted_px(crop_px: int | None) -> int:

@@ -137,10 +137,12 @@ MANY_TENSORS = 64
 
 def own_transforms(at: Situation) -> dict[str, float]:
     """Seconds per sample of a worker with a core to itself, by transforms that feedline's loader does not have: of
-    another name, or a function of that name in a file that is no library's. A loader that tells no names (feedline's)
-    has nothing but the user's own in that stage."""
+    another name, or a function of that name in a file that is no library's. feedline's own tells no names in that
+    stage, which is its own cropping where it was given none, and else all taken for the user's."""
     seconds, whole_s = at.measured.workers.transforms, at.measured.workers.stage_alone_s.get("transform", 0.0)
-    total_s, theirs = sum(seconds.values()), _theirs(at)
+    total_s, theirs, loader = sum(seconds.values()), _theirs(at), at.measured.loader
+    if loader is not None and loader.kind == "feedline" and not loader.transforms:
+        return {}
     if not total_s:
         return {"transform": whole_s} if whole_s else {}
     own = {name: s for name, s in seconds.items() if name in theirs or _plain(name) not in REPLACED}
@@ -225,7 +227,9 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
         return  # where one worker is slow, its stages are not those of all
     # Other reading is for caches and storage to cure; of feedline's loader only this is the user's code.
     opens = OPENS.search(place_of(at, "read")) and not _one_each(at)
-    curable = ("transform", "blocked", "lock") if _is_ours(at) else [name for name in BUSY_STAGES if name != "other"]
+    curable = [name for name in BUSY_STAGES if name != "other"]
+    if _is_ours(at):
+        curable = ["blocked", "lock", *(["transform"] if own_transforms(at) else [])]
     stages = {name: surely(at, name) for name in curable if name != "read" or opens}
     top = max(stages, key=lambda name: stages[name])
     if top != "send" and idle_workers(at):
@@ -249,6 +253,9 @@ def _cheaper(at: Situation, stage: str) -> Change:
     target, part, own = _whose(at, stage)
     cure, own = _cure(at, cured, target, own)
     share, left = part * share_of(at, stage), 0.0 if own else cure.left
+    once = cure is MADE_ONCE  # no sample is read, decoded or transformed again
+    if once:
+        share = share_of(at, *(name for name in BUSY_STAGES if name not in ("collate", "send")))
     error = min(cure.error, left / 2)
     least, then, most = (_with_left(at, stage, share, each) for each in (left + error, left, left - error))
     place = place_of(at, stage)
@@ -256,7 +263,8 @@ def _cheaper(at: Situation, stage: str) -> Change:
     hint = f" ({cure.hint})" if cure.hint and not (own and stage == "transform") else ""
     given = f"{units.percent(left)} of it is left, as {cure.known}" if left else AT_MOST
     of = "a worker's busy time" if at.now.workers else "the time that batches take to make"
-    why: str = f"it takes {units.percent(share)} of {of}{where}: {given}{hint}"
+    what = "making samples" if once else "it"
+    why: str = f"{what} takes {units.percent(share)} of {of}{where}: {given}{hint}"
     if left > HARDLY_LESS:
         why = Vain("draft() decodes yours no faster: they are no JPEGs, or too small for it")
     librarys = stage == "transform" and _is_a_librarys(at, target)  # whose lines nobody changes
@@ -270,9 +278,16 @@ def _cheaper(at: Situation, stage: str) -> Change:
         else cure.command.replace("PX", str(drafted_px(image_size(at.measured.loader)))),
         changes="" if own else cure.changes, needs="" if own else cure.needs,
         extra_error=math.hypot(0.08, error_between(least, most)), at_most=not left,
+        cost=f"{_all_made(at)} as the script starts, for all samples" if once else "",
         cause=mends and part * surely(at, stage) >= CAUSE,
         ceiling_times=without_handover(at) if stage == "send" else 1.0,
     )  # fmt: skip
+
+
+def _all_made(at: Situation) -> str:
+    """What the samples of a whole dataset take, one after the other."""
+    samples, sample_s = at.dataset_samples, at.measured.workers.alone_s
+    return units.seconds(samples * sample_s) if samples and sample_s else "their time"
 
 
 def _cure(at: Situation, stage: str, target: str, own: bool) -> tuple[Cure, bool]:
@@ -297,7 +312,7 @@ def _cure(at: Situation, stage: str, target: str, own: bool) -> tuple[Cure, bool
 def _with_left(at: Situation, stage: str, share: float, left: float) -> Throughput:
     """Where so much is left of this share of a sample's time. What is sent is unpickled: two ends of one thing."""
     handover_s = at.now.handover_s * (left if stage == "send" else 1.0)
-    left_s = at.now.worker_s * (1 - share * (1 - left))
+    left_s = max(0.0, at.now.worker_s * (1 - share * (1 - left)))
     cpu_s = at.now.worker_cpu_s - (at.now.worker_s - left_s) * (stage not in ("blocked", "lock"))
     return replace(at.now, worker_s=left_s, worker_cpu_s=max(0.0, min(cpu_s, left_s)), contention={},
                    handover_s=handover_s)  # fmt: skip

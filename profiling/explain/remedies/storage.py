@@ -13,7 +13,15 @@ from feedline.profiling.explain.measure.rates import Rate
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies.own_loader import NO_WAIT, unwatched
-from feedline.profiling.explain.remedies.remedy import Change, Effort, Remedy, Vain, image_size, without_handover
+from feedline.profiling.explain.remedies.remedy import (
+    Change,
+    Effort,
+    Remedy,
+    Vain,
+    image_size,
+    native_crops,
+    without_handover,
+)
 from feedline.profiling.explain.remedies.sample_cost import own_collate, own_transforms
 from feedline.profiling.record import units
 from feedline.profiling.record.recording import LoaderSeen, Trial
@@ -30,15 +38,17 @@ LIMITS = {
 
 def prepared(at: Situation) -> Iterable[Change]:
     """One per trial on the user's own samples, and number of workers. None would have less resolution than what the
-    script crops."""
+    script crops, or be made smaller where it crops what is stored."""
     loader, crop_px = at.measured.loader, image_size(at.measured.loader) or 0
     if loader is None or unwatched(at):
         return
+    native = native_crops(loader, at.measured.workers.transforms)
     as_is = {trial.loader: trial for trial in at.recording.trials if trial.codec == "as-is"}
     usual = at.now.workers or max(1, min(2, int(at.measured.machine.cores)))
     for trial in at.recording.trials:
         own_already = trial.codec == "as-is" and (trial.loader != "feedline" or loader.kind == "feedline")
-        if own_already or (trial.size_px or crop_px) < crop_px:
+        too_small = trial.size_px is not None and (trial.size_px < crop_px or (native and trial.smaller))
+        if own_already or too_small:
             continue
         for count in sorted({usual, *at.workers}):
             then = _with_trial(at, count, trial, as_is.get(trial.loader))
@@ -143,15 +153,21 @@ def _prepare_command(trial: Trial) -> str:
 
 def _loader_lines(at: Situation, loader: LoaderSeen, count: int, *, fits: bool) -> str:
     imported, on_gpu = "from feedline.pipeline.loader import Loader\nloader = ", ""
+    workers = f", num_workers={count}" if count != at.now.workers else ""
+    if loader.kind == "feedline":
+        return f'"OUT/train"{workers}  # for your Loader, in place of its split; all else as it is'
     if _on_gpu(at):  # "cuda" is the current one: a rank's own where the script says torch.cuda.set_device
         on_gpu = ', device="cuda"' if at.now.ranks == 1 else ', device=f"cuda:{local_rank}"'
-    if fits and loader.kind != "feedline":
-        workers = f", num_workers={count}" if count != at.now.workers else ""
+    if fits:
         return f'{imported}Loader.like(your_dataloader, "OUT/train"{workers}{on_gpu})'
     sizes = f", image_size={size}" if (size := image_size(loader)) else ""
     sizes += f", batch_size={loader.batch_size}" if loader.batch_size else ""
     own = ",\n                transform=your_transforms" if own_transforms(at) else ""
-    return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{on_gpu}{own})'
+    gives = "uint8 NHWC"
+    if any("float" in kind for kind in loader.batch_dtypes):
+        on_gpu = on_gpu or ', device="cpu"'
+        own, gives = f"{own},\n                mean=MEAN, std=STD", "floats NCHW: (x / 255 - MEAN) / STD"
+    return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{on_gpu}{own})  # {gives}'
 
 
 def _needs(loader: LoaderSeen, trial: Trial) -> str:
@@ -161,7 +177,8 @@ def _needs(loader: LoaderSeen, trial: Trial) -> str:
         return ""
     if loader.refused is None:
         return "your dataset's own code, if it has some, moved over by hand: not checked whether Loader.like takes it"
-    return f"your own code moved over by hand, for Loader.like says: {loader.refused}"
+    refused = loader.refused.partition(": keep ")[0]  # your transforms and Shards, which are another way
+    return f"your own code moved over by hand, for Loader.like says: {refused}"
 
 
 def _changes(at: Situation, trial: Trial) -> str:

@@ -4,6 +4,7 @@ import functools
 import random
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from feedline.pipeline.like import Tail
+from feedline.pipeline.loader_config import LoaderConfig
 from feedline.profiling.profile import Profile
-from feedline.profiling.watch.facts import Facts, own_code
+from feedline.profiling.watch.facts import Facts, own_code, settings
 from tests.profiling.trainings import Training, data
 
 
@@ -50,6 +53,12 @@ def test_a_transforms_name_is_text() -> None:
         for _ in DataLoader(dataset, batch_size=8):
             pass
     assert seen.recording.loaders[0].transforms == ["Named"]
+
+
+def test_of_feedlines_loader_the_transforms_that_it_was_given_are_named() -> None:
+    config = LoaderConfig(transform=Tail([Named()]))
+    ours, without = (SimpleNamespace(config=one) for one in (config, LoaderConfig()))
+    assert settings(ours)["transforms"] == ["Named"] and settings(without)["transforms"] == []
 
 
 class Counted:

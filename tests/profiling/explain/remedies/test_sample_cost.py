@@ -12,6 +12,7 @@ from feedline.profiling.explain.remedies.sample_cost import CURES
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Recording, Trial
 from tests.profiling.recordings import made
+from tests.profiling.remedy_runs import trials_of
 
 TRANSFORMING = {"decode": 0.0005, "transform": 0.004}
 
@@ -113,16 +114,27 @@ def test_a_function_of_ones_own_is_ones_own_whatever_its_name() -> None:
     assert "torchvision" not in stage.command and stage.at_most
 
 
-def test_what_feedlines_own_loader_transforms_is_the_users() -> None:
-    """It tells the stage and no names: what it does itself is decoding."""
+def test_what_a_loader_that_tells_no_names_transforms_is_the_users() -> None:
     assert of_family("shards", TRANSFORMING, transforms={}).gain < 1.5
     assert of_family("stage", TRANSFORMING, transforms={}).remedy == "cheaper transform"
+
+
+def test_what_feedlines_loader_transforms_is_the_users_where_it_was_given_a_transform() -> None:
+    seen = made(wait_s=0.06, compute_s=0.01, stages=TRANSFORMING, trials=trials_of(("jpeg", 256, 4e-4)))
+    for given, theirs in ((["Tint"], True), ([], False)):
+        ours = replace(seen, loaders=[replace(seen.loaders[0], kind="feedline", transforms=given)])
+        found = found_in(ours, transforms={})
+        assert any(one.remedy == "cheaper transform" for one in found) is theirs
+        shards = next(one for one in found if one.family == "shards")
+        assert (shards.gain < 1.5) is theirs and "your_transforms" not in shards.command
 
 
 def test_the_shorter_side_is_what_pictures_are_cropped_to() -> None:
     loader = made().loaders[0]
     for shape in ([32, 3, 480, 224], [32, 3, 224, 480], [32, 480, 224, 3]):
         assert image_size(replace(loader, batch_shapes=[shape])) == 224
+        assert image_size(replace(loader, batch_shapes=[[32, 3, 56, 56], shape])) == 224
+    assert image_size(replace(loader, batch_shapes=[[32, 7, 9, 11], [32]])) is None
 
 
 def test_making_floats_of_uint8_costs_a_model_on_the_cpu_time() -> None:
@@ -254,6 +266,14 @@ def test_tensors_are_not_made_once_where_a_transform_draws() -> None:
     names = {"ToTensor": 5.0, "RandomCrop": 3.0, "RandomHorizontalFlip": 1.0}
     (found,) = [one for one in found_in(seen, transforms=names) if one.family == "stage"]
     assert "TensorDataset" not in found.command and not found.at_most
+
+
+def test_of_tensors_made_once_nothing_is_left_but_collating() -> None:
+    seen = made(wait_s=0.06, compute_s=0.03, workers=0, stages={"decode": 0.0006, "transform": 0.0012})
+    seen = replace(seen, loaders=[replace(seen.loaders[0], batch_shapes=[[32, 3, 32, 32], [32]])])
+    (found,) = [one for one in found_in(seen, transforms={"ToTensor": 5.0}) if one.family == "stage"]
+    assert found.at_most and found.gain == pytest.approx(3.0, rel=0.1)
+    assert "TensorDataset" in found.command and "as the script starts, for all samples" in found.cost
 
 
 def test_v2_is_for_pictures_that_are_resized_and_no_more() -> None:

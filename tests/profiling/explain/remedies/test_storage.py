@@ -67,6 +67,45 @@ def test_feedlines_loader_is_offered_as_what_it_takes(
     assert "256 px of the short side" in shards.changes and "40 dB" in shards.changes and keep.changes == ""
 
 
+def test_floats_stay_floats_where_settings_are_moved_by_hand() -> None:
+    cpu, cuda = 'device="cpu"', 'device="cuda"'
+    for dtypes, device, floats in ((["float32"], "cpu", cpu), (["float32"], "cuda:0", cuda), (["uint8"], "cpu", "")):
+        seen = made(trials=TRIALS, ceiling=3000.0, device=device, wait_s=0.2, starved_s=0.2, idle_s=0.0)
+        seen = with_loader(seen, refused="the collate_fn pad cannot be carried over: keep it", batch_dtypes=dtypes)
+        shards = of_family(seen, "shards")[0]
+        assert shards.needs.endswith("the collate_fn pad cannot be carried over")
+        assert ("mean=MEAN, std=STD" in shards.command) == bool(floats) and floats in shards.command
+        assert ("# uint8 NHWC" in shards.command) == (not floats)
+
+
+def test_a_script_on_feedlines_loader_gives_it_the_shards() -> None:
+    seen = with_loader(made(trials=TRIALS, ceiling=3000.0, workers=1, wait_s=0.2), kind="feedline")
+    (line,) = {one.command.splitlines()[1].partition(",")[0] for one in of_family(seen, "shards")}
+    assert line.startswith('"OUT/train"') and all("Loader(" not in one.command for one in of_family(seen, "shards"))
+
+
+@pytest.mark.parametrize(
+    ("known", "at_work", "native"),
+    [
+        (["RandomCrop", "ToTensor"], [], True),
+        (["CenterCrop", "Resize", "ToTensor"], [], True),
+        (["Resize", "RandomCrop", "ToTensor"], [], False),
+        (["RandomResizedCrop", "ToTensor"], ["RandomCrop"], False),
+        ([], ["RandomCrop", "ToTensor"], True),
+        ([], ["RandomCrop", "resize"], False),
+        ([], ["ToTensor"], False),
+    ],
+)
+def test_pictures_that_are_cropped_as_they_are_stored_stay_as_large(
+    known: list[str], at_work: list[str], native: bool
+) -> None:
+    seen = with_loader(made(trials=TRIALS, ceiling=3000.0), transforms=known)
+    seen = with_workers(seen, transforms=dict.fromkeys(at_work, 1.0))
+    assert (of_family(seen, "shards") == []) == native and of_family(seen, "loader")
+    whole = replace(seen, trials=[replace(one, smaller=False) for one in seen.trials])
+    assert of_family(whole, "shards")
+
+
 def test_another_number_of_workers_is_in_the_line() -> None:
     seen = with_loader(made(trials=TRIALS, ceiling=3000.0, workers=0, wait_s=0.2), refused="")
     assert all("num_workers=2" in one.command for one in of_family(seen, "shards"))
