@@ -81,6 +81,8 @@ def _without_steps(measured: Measured) -> list[str]:
     """What the main thread did in a loop whose batches come from no loader that is known, or are of a kind that is
     not."""
     recording, missing = measured.recording, "No loader of a known kind was iterated"
+    if any(not one.unwatched for one in recording.loaders):
+        missing = "No whole step over a loader was seen"
     if measured.uncounted:
         missing = "The batches are of no kind whose samples can be counted"
     sentences = [f"{missing}, so there is nothing to measure a rate by."]

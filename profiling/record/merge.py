@@ -337,7 +337,7 @@ def _notes(
         notes.append("enough was seen before the script ended: it ran on unwatched")
     seen = len({one["rank"] for one in trainers})
     ranks = max((one["facts"]["world_size"] for one in trainers), default=1)
-    if seen < ranks:
+    if 0 < seen < ranks:
         these = "it" if seen == 1 else "these"
         notes.append(f"{seen} of {ranks} ranks were seen: rates and predictions are of {these}")
     if count := sum(killed(journal, worker) for worker in workers):

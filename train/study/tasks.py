@@ -44,8 +44,8 @@ LEASE_S, RENEW_S = 90.0, 10.0
 """A shared file system may show a file's times a minute late."""
 FAILURES, ATTEMPTS = 2, 5
 """A task is given up after so many failures of its own, or so many attempts (processes that were killed included)."""
-CLOCK_S = 10.0
-"""A process's start is told by the host's clock, which may be set meanwhile."""
+TOLD_S = 2.0
+"""A host tells when it was booted in whole seconds."""
 NAME = re.compile(r"(\d+)\.(\d+)\.(?:lease|json)")
 
 State = Literal["complete", "pruned", "failed", "lost"]
@@ -84,14 +84,20 @@ def this_process() -> dict[str, Any]:
     host, own = socket.gethostname(), psutil.Process()
     place = f"{host} {read_text('/proc/sys/kernel/random/boot_id')} {namespace}"
     job = {"job": os.environ.get("SLURM_JOB_ID"), "restart": from_environment("SLURM_RESTART_COUNT", 0)}
-    return {"host": host, "place": place, "pid": own.pid, "started": own.create_time(), **job}
+    return {"host": host, "place": place, "pid": own.pid, "started": started_s(own), **job}
+
+
+def started_s(process: psutil.Process) -> float:
+    """Seconds from the host's boot to a process's start, whatever its clock is set to meanwhile."""
+    booted_s = psutil.boot_time()
+    return process.create_time() - booted_s
 
 
 def lives(pid: int, started: float) -> bool:
     """Whether that process, and not another one of its number, is there on this host."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        return abs(process.create_time() - started) < CLOCK_S and process.status() != psutil.STATUS_ZOMBIE
+        return abs(started_s(process) - started) < TOLD_S and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

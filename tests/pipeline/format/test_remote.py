@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from feedline.pipeline import split as split_module
 from feedline.pipeline.base.errors import DatasetError, SampleError
 from feedline.pipeline.format import remote as storage
-from feedline.pipeline.format.manifest import ShardInfo
+from feedline.pipeline.format.manifest import ShardInfo, read_manifest
 from feedline.pipeline.format.remote import Prefetcher, ShardCache, locked
 from feedline.pipeline.loader import Loader
 
@@ -496,4 +497,20 @@ def test_a_shard_that_is_damaged_in_the_cache_is_read_from_where_it_came(
     again = Loader(address, **options)
     assert sorted(labels(again)) == list(range(60))
     assert not shard.exists() or shard.read_bytes() != bytes(data)
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "index.parquet"])
+def test_what_describes_a_split_is_fetched_again_where_it_is_damaged_in_the_cache(
+    split: Path, serve: Any, tmp_path: Path, name: str
+) -> None:
+    index = hashlib.sha256((split / "index.parquet").read_bytes()).hexdigest()
+    (split / "manifest.json").write_text(replace(read_manifest(split), index_sha256=index).to_json())
+    address, options = f"{serve(split.parent).address}/train", SMALL | {"cache_dir": tmp_path, "num_workers": 0}
+    Loader(address, **options).close()
+    (kept,) = tmp_path.glob(f"*/{name}")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-9] + bytes(9))
+    again = Loader(address, **options)
+    assert sorted(labels(again)) == list(range(60)) and kept.read_bytes() == whole
     again.close()

@@ -15,6 +15,13 @@ def test_evaluations_that_no_rate_has_are_said() -> None:
     assert any("Evaluations and checkpoints amid the steps take 50 % of the whole time" in one for one in said)
 
 
+def test_a_script_that_fails_in_its_first_step_had_a_loader() -> None:
+    seen = replace(made(), steps=[])
+    assert diagnose(seen).evidence[0].startswith("No whole step over a loader was seen, so there is nothing")
+    without = [replace(seen.loaders[0], kind="unwatched")]
+    assert diagnose(replace(seen, loaders=without)).evidence[0].startswith("No loader of a known kind was iterated")
+
+
 def test_a_first_epoch_of_a_dataset_that_keeps_its_samples_is_told_as_that() -> None:
     seen = made()
     kept = [replace(seen.loaders[0], keeps={"Photos.cache": 10_000}, persistent_workers=True)]

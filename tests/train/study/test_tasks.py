@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from feedline.pipeline.base.errors import BusyError, FeedlineError
 from feedline.train.study import tasks as module
-from feedline.train.study.tasks import FAILURES, Claim, LeaseLost, Task, Tasks
+from feedline.train.study.tasks import FAILURES, Claim, LeaseLost, Task, Tasks, lives, started_s
 
 ALL = [Task(number=number, name=f"task-{number}", params={"keep": number / 10}) for number in range(6)]
 Program = Callable[..., "subprocess.Popen[str]"]
@@ -167,3 +168,12 @@ def test_processes_that_join_do_each_task_once(study: Path, program: Program) ->
     done = Counter(int(line) for process in joined for line in process.communicate()[0].splitlines())
     assert done == Counter(range(60))
     assert not [path for path in (study / "tasks").iterdir() if path.name.startswith(".")]
+
+
+def test_a_process_lives_whatever_its_host_s_clock_is_set_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = started_s(psutil.Process())
+    assert lives(os.getpid(), began) and not lives(os.getpid(), began - 60)
+    true, clock = psutil.boot_time(), psutil.Process.create_time
+    monkeypatch.setattr(psutil, "boot_time", lambda: true + 3600)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: clock(process) + 3600)
+    assert lives(os.getpid(), began)
