@@ -79,10 +79,14 @@ def about(name: str, split: Mapping[str, Any]) -> Section | None:
         headers=("label", "class", "samples"),
         rows=[(row["label"], row["name"], f"{row['samples']:,}") for row in classes[:CLASSES_SHOWN]],
         numeric=(0, 2),
-        caption=f"{count_of(len(counts), 'class')} of {min(counts, default=0):,} to {max(counts, default=0):,} "
-        f"samples{more}",
+        caption=f"{count_of(len(counts), 'class')} of {_from_to(counts)} samples{more}",
     )
     return section(name, Facts(facts), table)
+
+
+def _from_to(counts: Sequence[int]) -> str:
+    least, most = min(counts, default=0), max(counts, default=0)
+    return f"{least:,}" + (f" to {most:,}" if most > least else "")
 
 
 def bars(values: Mapping[str, Any]) -> str:

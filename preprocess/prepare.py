@@ -235,12 +235,14 @@ class Preparation:
     def _check_bad(self, bad: int, samples: int) -> None:
         """As asked; unasked 0.1 %, but a handful (at most one in twenty) does not end a small job."""
         asked = self.config.max_bad
-        if bad > (max(DEFAULT_MAX_BAD * samples, min(10.0, samples / 20)) if asked is None else asked * samples):
+        handful = max(DEFAULT_MAX_BAD * samples, min(10.0, samples / 20))
+        allowed = math.floor(handful if asked is None else asked * samples)
+        if bad > allowed:
             place = self.place if self.tried else self.store
             raise TooManyBad(
-                f"of {count_of(samples, 'sample')} {bad:,} cannot be used, more than --max-bad "
-                f"{DEFAULT_MAX_BAD if asked is None else asked:g} allows: look at "
-                f"{place.address}/{quarantine.REASONS}, then run again with a larger --max-bad to resume"
+                f"of {count_of(samples, 'sample')} {bad:,} cannot be used, more than the {allowed:,} that may be: "
+                f"look at {place.address}/{quarantine.REASONS}, then run again with a larger --max-bad (a share) to "
+                "resume"
             )
 
     def _say_what_is_bad(self) -> None:
