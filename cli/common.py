@@ -119,7 +119,7 @@ def check_writable(*outputs: Path | None) -> None:
         try:
             try_place(path)
         except OSError as error:
-            missing = error.errno == errno.ENOENT
+            missing = error.errno == errno.ENOENT and not path.resolve().parent.is_dir()
             why = f"there is no folder {path.resolve().parent}" if missing else error.strerror
             raise UsageError(f"cannot write {path}: {why}") from error
         if path.is_file() or not path.exists():

@@ -33,8 +33,8 @@ def index(
         console.print(f"{place}: {count_of(indexed['samples'], 'sample')} in {count_of(indexed['shards'], 'shard')}")
         for why in indexed["left_out"]:
             stderr.print(f"  left out: {why}")
-        if indexed["bad"] > len(indexed["left_out"]):
-            stderr.print(f"  … and {indexed['bad'] - len(indexed['left_out'])} more")
+        if indexed["not_named"]:
+            stderr.print(f"  … and {indexed['not_named']} more")
     record.write({"folders": folders})
     if bad > DEFAULT_MAX_BAD * sum(indexed["samples"] + indexed["bad"] for indexed in folders.values()):
         left = f"{count_of(bad, 'sample')} left out, more than {DEFAULT_MAX_BAD:.1%} of all"

@@ -1,16 +1,6 @@
 """`feedline VERB …`: the one Typer app. Every verb is a thin file beside this one; heavy imports stay inside it."""
 
-import errno
-import io
-import os
-import re
-import signal
 import sys
-from contextlib import suppress
-from importlib import import_module
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 VERBS = {
     "doctor": "", "synth": "shards", "prepare": "shards", "verify": "shards", "index": "shards",
@@ -29,6 +19,17 @@ PASSED_ON = {
 """Verbs some of whose words are another program's."""
 
 try:
+    import errno
+    import io
+    import os
+    import re
+    import signal
+    from contextlib import suppress
+    from importlib import import_module
+    from importlib.metadata import version
+    from pathlib import Path
+    from typing import Any
+
     import typer
 
     from feedline.cli.common import console, said_by_another_rank, stderr
@@ -138,6 +139,8 @@ def explain(error: Exception, verb: str) -> int:
     elif missing not in ("", "feedline") and VERBS.get(verb):
         extra = "train" if missing == "torch" and VERBS[verb] == "shards" else VERBS[verb]  # inspect, of a run
         status, what = 2, f"{verb} needs {missing}: pip install 'feedline[{extra}]'"
+    elif isinstance(error, RuntimeError) and what.startswith("Symlink loop"):  # Path.resolve, until Python 3.13
+        status = 2
     elif isinstance(error, OSError) and (error.filename is not None or error.errno in UNWRITABLE):
         status, what = 1, f"{error.filename or 'the output'}: {error.strerror}"
         if error.filename is None:  # what is still buffered goes nowhere; the interpreter would try again at its end

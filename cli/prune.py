@@ -9,6 +9,7 @@ from feedline.cli.board import carry_out, tell
 from feedline.cli.common import Record
 from feedline.cli.options import Settings, command, fields
 from feedline.cli.study_page import sparsity_chart, troubles
+from feedline.pipeline.base.process import signals_held
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 from feedline.profiling.render.sections import Page, Points, Table, section
@@ -23,8 +24,9 @@ def prune(options: Annotated[Settings, OPTIONS], crew: Annotated[Settings, CREW]
 
     Example: feedline prune RUN --keep 0.4,0.2,0.1 --rewind 0,1,4 --seeds 3 --jobs 2
     """
-    from feedline.train.study import prune as kind
-    from feedline.train.study.crew import CrewConfig
+    with signals_held():  # torch, while it is imported, takes a Ctrl-C for a module that is missing
+        from feedline.train.study import prune as kind
+        from feedline.train.study.crew import CrewConfig
 
     told = kind.settings(kind.PruneConfig(**options))
     study = Path(told["study"])

@@ -10,6 +10,7 @@ from feedline.cli.options import Options, Settings, command, fields
 from feedline.cli.study_page import sweep_page
 from feedline.cli.train import OPTIONS as TRAIN_OPTIONS
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.process import signals_held
 from feedline.train.config import TrainConfig
 
 TRAINING = Options(
@@ -36,8 +37,9 @@ def sweep(
     for name, what in (("space", "FILE"), ("study", "DIR")):
         if options[name] is None:
             raise UsageError(f"sweep needs --{name} {what} (see feedline sweep --help)")
-    from feedline.train.study import sweep as kind
-    from feedline.train.study.crew import CrewConfig
+    with signals_held():  # torch, while it is imported, takes a Ctrl-C for a module that is missing
+        from feedline.train.study import sweep as kind
+        from feedline.train.study.crew import CrewConfig
 
     training, study = TrainConfig(**config), options["study"]
     told = kind.settings(training, kind.SweepConfig(**options))

@@ -13,7 +13,7 @@ from feedline.cli.common import Record, console, show, stderr, write
 from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import read_bounded
-from feedline.pipeline.base.process import from_environment
+from feedline.pipeline.base.process import from_environment, signals_held
 from feedline.pipeline.base.text import count_of, printable
 from feedline.profiling.record import units
 from feedline.profiling.render.sections import Curve, Curves, Facts, Page, Section, Table, section
@@ -73,7 +73,8 @@ def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: Con
 
       kernprof -l -v -m feedline.train.main OUT --epochs 1 --run runs/lines
     """
-    from feedline.train.loop import train as run
+    with signals_held():  # torch, while it is imported, takes a Ctrl-C for a module that is missing
+        from feedline.train.loop import train as run
 
     is_other_rank = "WORLD_SIZE" in os.environ and bool(from_environment("RANK", 0))
     terminal = Terminal()

@@ -7,6 +7,7 @@ import typer
 
 from feedline.cli.common import OUTPUT, HtmlFile, Record, console, progress, show
 from feedline.cli.options import Settings, command, fields
+from feedline.pipeline.base.process import signals_held
 
 OPTIONS = fields(
     "benchmarks.tune.TuneConfig",
@@ -32,8 +33,9 @@ def tune(
 
     Example: feedline tune OUT --model mobilenet_v2 && feedline train OUT --config tuned.json
     """
-    from feedline.benchmarks.pages import tune_page
-    from feedline.benchmarks.tune import tune as search
+    with signals_held():  # torch, while it is imported, takes a Ctrl-C for a module that is missing
+        from feedline.benchmarks.pages import tune_page
+        from feedline.benchmarks.tune import tune as search
 
     with progress("tune", "windows") as advance:
         result = search(dataset, out=out, on_progress=advance, **options)

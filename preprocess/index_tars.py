@@ -18,6 +18,7 @@ from PIL import Image
 from feedline.pipeline.base.errors import DatasetError, SourceError, UsageError
 from feedline.pipeline.base.files import sweep, try_place, write_atomically, write_error
 from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.pillow import NAMES
 from feedline.pipeline.format.manifest import (
     INDEX,
@@ -49,8 +50,9 @@ def index_shards(
 ) -> dict[str, dict[str, Any]]:
     """Writes index and manifest in every folder with shards at or right below `folder`; returns counts by folder.
 
-    Images that cannot be used are left out and named. Raises UsageError when there is nothing to index, a manifest is
-    there already, or one folder holds several splits. `source_options` say which members are meant, and what labels.
+    Samples that cannot be used are left out, named and counted. Raises UsageError when there is nothing to index, a
+    manifest is there already, or one folder holds several splits. `source_options` say which members are meant, and
+    what labels.
     """
     options = parse_options(dict(source_options or {}))
     check_used(options, ShardsSource.kind, str(folder))
@@ -68,14 +70,17 @@ def index_shards(
             try_place(place / INDEX)
         every = [tar for tars in places.values() for tar in tars]
         source = ShardsSource(where=str(folder), tars=every, options=options)
-        found = source.finish([task() for task in source.tasks()])  # one numbering of classes for all
+        parts = [task() for task in source.tasks()]
+        imageless = {part.paths[0]: sum(part.passed_over.values()) for part in parts if part.passed_over}
+        found = source.finish(parts)  # one numbering of classes for all
         columns, classes = checked(found.columns, len(found.classes)), with_safe_names(found.classes)
         labelled = {Path(path).parent for path in columns.paths}
         if unlabelled := next((place for place in places if place not in labelled), None):
             raise SourceError(f"{unlabelled}: {source.if_unlabelled}")
         told = on_progress or (lambda *_: None)
         return {
-            str(place): index_folder(place, tars[0].split, columns, classes, told) for place, tars in places.items()
+            str(place): index_folder(place, tars[0].split, columns, classes, imageless, told)
+            for place, tars in places.items()
         }
     except OSError as error:
         raise write_error(error, f"indexing {folder}") from error
@@ -112,9 +117,16 @@ def tars_in(place: Path, options: SourceOptions) -> list[Listed]:
 
 
 def index_folder(
-    folder: Path, split: str, columns: Columns, classes: Classes, on_progress: OnProgress
+    folder: Path,
+    split: str,
+    columns: Columns,
+    classes: Classes,
+    imageless: Mapping[str, int],
+    on_progress: OnProgress,
 ) -> dict[str, Any]:
+    """`imageless`: samples without an image, by their tar's path."""
     sweep(folder)
+    without = {Path(path).name: count for path, count in imageless.items() if Path(path).parent == folder}
     mine = [number for number, path in enumerate(columns.paths) if Path(path).parent == folder]
     samples = int(np.isin(columns.path_N, mine).sum())
     shards: list[ShardInfo] = []
@@ -145,9 +157,11 @@ def index_folder(
     return {
         "samples": manifest.samples,
         "shards": len(shards),
-        "left_out": left_out[:MAX_NAMED],
-        "bad": len(left_out),
-    }
+        "left_out": [*(f"{tar}: {count_of(count, 'sample')} without an image" for tar, count in without.items()),
+                     *left_out[:MAX_NAMED]],
+        "not_named": len(left_out[MAX_NAMED:]),
+        "bad": len(left_out) + sum(without.values()),
+    }  # fmt: skip
 
 
 def examine(columns: Columns, number: int, shard: int) -> tuple[ShardInfo, Rows, list[str]]:

@@ -185,7 +185,7 @@ CHECKPOINTS = "checkpoints"
 
 def is_run(place: Path) -> bool:
     """Whether it is a run's folder with checkpoints in it, or one of these."""
-    return place.is_file() or (place / CHECKPOINTS).is_dir()
+    return (place.is_file() and place.suffix == ".pt") or (place / CHECKPOINTS).is_dir()
 
 
 FREE_TO_CHANGE = frozenset(

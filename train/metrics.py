@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from torch import Tensor, nn
 
-from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import sole_use, sweep
 from feedline.profiling.record.plain import to_plain
 from feedline.train.distributed import short_line
@@ -46,8 +46,13 @@ class Journal:
     def _open(self, from_step: int | None) -> TextIO:
         """TensorBoard forgets what an interrupted run logged beyond `from_step`, where this one goes on; None: it
         begins."""
-        with writing(self._path):
+        try:
             self._run.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"there can be no folder {self._run} ({error.strerror}): choose another --run"
+            ) from error
+        with writing(self._path):
             busy = f"another training is running in {self._run}: wait for it, or choose another --run"
             self._ends.enter_context(sole_use(self._run, busy))
             sweep(self._run)

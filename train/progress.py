@@ -28,6 +28,7 @@ class Progress:
     checkpoint_s: float = 0.0
     """Share of `elapsed_s` spent writing checkpoints."""
     best_top1: float | None = None
+    """Of the run's best.pt."""
     time_to_target_s: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """One entry per epoch, the last of which may be a part of one: the record's `epochs`."""
@@ -41,6 +42,11 @@ class Progress:
     """Of the epoch under way, without evaluation and checkpoints."""
     epoch_wait_s: float = 0.0
     """Of this in which the loop was blocked on the next batch, mean over the ranks."""
+
+    @property
+    def reached_top1(self) -> float | None:
+        """The best of all epochs, also of those whose checkpoints another run has, or nobody any more."""
+        return max((entry["top1"] for entry in self.history if entry["top1"] is not None), default=None)
 
     def check(self) -> None:
         """Raises ValueError where a run could not have come to this."""

@@ -143,7 +143,7 @@ class Reporter:
             progress.epoch, progress.samples = done, 0
             names += [checkpoint.epoch_name(done)] if done in run.config.keep_epochs else []
         classes = self.evaluation.classes if self.evaluation and entry["top1"] is not None else None
-        run.tell("epoch", step=progress.step, elapsed_s=progress.elapsed_s, best_top1=progress.best_top1,
+        run.tell("epoch", step=progress.step, elapsed_s=progress.elapsed_s, best_top1=progress.reached_top1,
                    classes=classes, **entry)  # fmt: skip
         self._tell_resources()
         if run.hopeless is not None:
@@ -161,7 +161,7 @@ class Reporter:
         cpu_s, core_s, memory_bytes = world.sum(torch.tensor(mine, dtype=torch.float64)).tolist()
         record = {
             "epochs": progress.history,
-            "best_top1": progress.best_top1,
+            "best_top1": progress.reached_top1,
             "time_to_target_s": progress.time_to_target_s,
             "world_size": world.world_size,
             "run": str(run.checkpoints.run),

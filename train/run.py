@@ -218,7 +218,7 @@ class Run:
             self.progress = Progress(**state["progress"])
             self.progress.check()
             target = self.config.target_top1
-            if target is None or (self.progress.best_top1 or 0.0) < target:  # what was reached was a lower one
+            if target is None or (self.progress.reached_top1 or 0.0) < target:  # what was reached was a lower one
                 self.progress.time_to_target_s = None
             if self.progress.samples:
                 self.loader = self._train_loader()

@@ -131,7 +131,12 @@ def write(config: SlurmConfig, path: Path) -> None:
     """Raises UsageError where it cannot be written, and rather than overwrite a file."""
     try:
         with path.open("x") as file:
-            file.write(script(config))
+            try:
+                file.write(script(config))
+                file.flush()
+            except OSError:
+                path.unlink()  # or it would be there already when there is room
+                raise
         path.chmod(0o755)
     except FileExistsError:
         raise UsageError(f"{path} is there already: name another file or remove it") from None

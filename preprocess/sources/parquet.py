@@ -96,6 +96,8 @@ class ParquetSource(Source):
             for what, column in (("image", self.image), ("label", self.label)):
                 if column not in schema.names:
                     raise SourceError(f"{file.path} has no column {column!r}, which other files have")
+                if schema.names.count(column) > 1:
+                    raise SourceError(f"{file.path} has two columns {column!r}: write it anew with one of them")
                 if column not in fitting(schema, what, self.options):
                     raise self._unfit(what, column, schema)
             if self.options.labels is None and hub_names(schema, self.label) != self.names:

@@ -175,6 +175,35 @@ def test_an_interrupt_while_it_imports_is_one_too(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+SWALLOWING = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":  # as its own import takes it for a module that is missing
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+
+sys.meta_path.insert(0, Finder())
+from feedline.cli.main import run
+run()
+"""
+
+
+@pytest.mark.parametrize("line", ["train no/dataset", "sweep no --space x --study y", "prune no"])
+def test_an_interrupt_is_not_lost_in_torch_s_import(line: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWING, *line.split()], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.startswith("interrupted")) == (130, True)
+
+
+def test_a_path_that_leads_in_a_circle_is_one_line(feedline: Commands, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    done = feedline("prepare", str(tmp_path / "loop"), str(tmp_path / "out"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr and str(tmp_path / "loop") in done.stderr
+
+
 def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in alone("--debug", "verify", "no/such/folder").stderr
 

@@ -95,6 +95,15 @@ def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
     assert done.exit_code == 1 and "1 sample left out, more than 0.1% of all" in done.output
 
 
+def test_samples_without_an_image_are_counted_and_named_by_their_tar(tmp_path: Path) -> None:
+    """As names with dots are: webdataset takes what is behind the first dot for the extension."""
+    good = saved(photo(1), "PNG")
+    write_tar(tmp_path / "train" / "a.tar", [("one", good, b"0"), ("two.v2.1", good, b"0"), ("two.v2.2", good, b"1")])
+    said = index_shards(tmp_path)[str(tmp_path / "train")]
+    assert said["samples"] == 1 and said["bad"] >= 1
+    assert "a.tar: 1 sample without an image" in said["left_out"][0]
+
+
 def test_what_has_no_label_or_no_key_of_its_own_is_left_out(tmp_path: Path) -> None:
     picture = saved(photo(1), "PNG")
     write_tar(tmp_path / "train" / "a.tar", [("a", picture, b"1"), ("b", picture, b"0"), ("a", picture, b"0")])
@@ -176,7 +185,7 @@ def test_the_folder_s_name_is_the_split_from_inside_too(tmp_path: Path, monkeypa
     write_tar(tmp_path / "val" / "old" / "more" / "1.tar", [("z", picture, b"0")])
     (tmp_path / "val" / "old" / "x.tar.gz").touch()
     monkeypatch.chdir(tmp_path / "val")
-    assert index_shards(Path()) == {".": {"samples": 1, "shards": 1, "left_out": [], "bad": 0}}
+    assert index_shards(Path()) == {".": {"samples": 1, "shards": 1, "left_out": [], "not_named": 0, "bad": 0}}
     assert read_manifest(tmp_path / "val").split == "val"
 
 

@@ -36,6 +36,15 @@ def test_a_full_disk_is_one_line_though_tensorboards_thread_has_more_to_say(tmp_
     assert done.stderr == "run/tensorboard cannot be written: File too large; then go on with --resume auto\n"
 
 
+def test_a_run_folder_that_cannot_be_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with (
+        Journal(tmp_path / "file", tensorboard=False) as journal,
+        pytest.raises(UsageError, match=r"there can be no folder .*file \(File exists\): choose another --run"),
+    ):
+        journal({"event": "start"})
+
+
 def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
     with Journal(tmp_path / "run", tensorboard=False) as journal:
         journal({"event": "step", "step": 1, "grad_norm": float("inf"), "loss": float("nan")})

@@ -1,6 +1,7 @@
 import itertools
 import subprocess
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -85,6 +86,20 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is there already"):
         write(SlurmConfig(dataset="d", run="r"), tmp_path / "x")
     assert (tmp_path / "x").read_text() == "mine"
+
+
+def test_a_disk_that_is_full_leaves_no_part_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Path.open
+
+    def full(path: Path, mode: str = "r", **more: Any) -> IO[Any]:
+        opened = whole(path, mode, **more)
+        return whole(Path("/dev/full"), "w") if mode == "x" else opened
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        with pytest.raises(UsageError, match="No space left"):
+            write(SlurmConfig(dataset="d", run="r"), tmp_path / "x")
+    write(SlurmConfig(dataset="d", run="r"), tmp_path / "x")
 
 
 def test_each_job_of_an_array_does_one_task_of_the_study(tmp_path: Path) -> None:

@@ -112,6 +112,13 @@ def test_files_that_name_different_classes_are_refused(tmp_path: Path, names: li
     assert [label for label, _ in samples(found).values()] == [0, 1] * 4
 
 
+def test_a_column_that_is_there_twice_is_one_line(tmp_path: Path) -> None:
+    table = hub_table(3)
+    path = write(tmp_path / "x.parquet", table.append_column(table.schema.field("label"), table.column("label")))
+    with pytest.raises(SourceError, match=r"x\.parquet has two columns 'label'"):
+        indexed(path, tmp_path / "staging", image_column="image", label_column="label")
+
+
 def test_a_lone_column_of_another_name_is_not_taken_for_the_label(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", hub_table(3).rename_columns(["image", "id"]))
     with pytest.raises(UsageError, match=r"which column is the label\? Say --source-option label_column=NAME"):
