@@ -54,10 +54,12 @@ PASSES_S = 0.1
 
 def what_if(recording: Recording, *, forms: Sequence[Output] | None = None, **options: Any) -> list[Trial]:
     """Trials on the samples a recording names, at the size its training loop asks for; [] where there are none.
-    Without `forms`, those that fit its crops, and none where `needless` says why. Options are those of `trials`."""
-    crop_px = image_size(recording.train_loader) or 224
+    Without `forms`, those that fit its crops, and none where `needless` says why; by the usual PIL transforms, too,
+    where feedline's loader does not take those of the script over. Options are those of `trials`."""
+    loader, crop_px = recording.train_loader, image_size(recording.train_loader) or 224
     if forms is None:
         forms = () if needless(recording) else forms_for(crop_px)
+        options = {"script_loader": loader is not None and bool(loader.refused), **options}
     return trials(recording.sample_paths, crop_px, forms=forms, **options)
 
 

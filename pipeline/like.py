@@ -47,7 +47,8 @@ def options_like(
     cannot be carried over; `try_steps`: transforms of the user's own are called for that.
 
     Left out is what only says how torch runs its own workers: `timeout`, `multiprocessing_context`,
-    `pin_memory_device`, and `in_order` (batches always come in order).
+    `pin_memory_device`, `in_order` (batches always come in order), and `persistent_workers` (these hold no dataset
+    that must be handed to them anew).
     """
     if type(dataloader) is not DataLoader:
         raise _refused(f"a {_name(dataloader)}, which is no plain DataLoader,")
@@ -63,7 +64,6 @@ def options_like(
     options: dict[str, Any] = {
         "batch_size": batches.batch_size,
         "num_workers": dataloader.num_workers,
-        "persistent_workers": dataloader.num_workers == 0 or dataloader.persistent_workers,
     }
     if dataloader.num_workers and dataloader.prefetch_factor:
         options["prefetch_factor"] = dataloader.prefetch_factor

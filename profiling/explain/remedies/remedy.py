@@ -97,6 +97,19 @@ def image_size(loader: LoaderSeen | None) -> int | None:
     return max(sides) or None
 
 
+def unheld(loader: LoaderSeen) -> str:
+    """What its batches have that prepared samples have not, which are a picture and the number of a class; "" where
+    nothing is known to be. Class numbers may be left out."""
+    seen = [(kind, *shape) for kind, shape in zip(loader.batch_dtypes, loader.batch_shapes, strict=False)]
+    pictures = [one for one in seen if len(one) == 5]  # the dtype first
+    classes = [one for one in seen if len(one) == 2 and one[0].startswith(("int", "uint"))]
+    more = [one for one in seen if one not in (*pictures, *classes)] + pictures[1:] + classes[1:]
+    if seen and not pictures:
+        return "its batches are no pictures of one size"
+    words = [f"{kind} ({', '.join(map(str, shape))}{',' * (len(shape) == 1)})" for kind, *shape in more]
+    return f"its batches have {' and '.join(words[:2])} beside them" if words else ""
+
+
 def native_crops(loader: LoaderSeen, seen: Iterable[str]) -> bool:
     """It crops pictures as they are stored, as super-resolution does: no transform that is known resizes them before.
     `seen`: names of those that were at work, of which no order is known."""

@@ -14,6 +14,9 @@ ANEW = 0.4  # share of its passes, begun twice by some frameworks, from which a 
 KEPT = 0.02  # of what a sample costs, where its dataset has kept it
 
 
+SET_BETWEEN = "what the script sets in its dataset between epochs reaches the workers no more"
+
+
 def faster_starts(at: Situation) -> Iterable[Change]:
     """Without persistent_workers every epoch begins by starting processes and filling the queue; a dataset that gives
     its samples in turn begins anew in processes that live on, too."""
@@ -52,7 +55,7 @@ def faster_starts(at: Situation) -> Iterable[Change]:
             needs="memory for what is kept, once for each worker" if places else "",
             command=_kept_line(at) + "  # once, before the first epoch" * anew,
             settings={} if anew else {"persistent_workers": True},
-            changes="what the script sets in its dataset between epochs reaches the workers no more",
+            changes=SET_BETWEEN if loader.kind != "feedline" else "",
         )  # fmt: skip
 
 

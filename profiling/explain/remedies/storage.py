@@ -20,6 +20,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Vain,
     image_size,
     native_crops,
+    unheld,
     without_handover,
 )
 from feedline.profiling.explain.remedies.sample_cost import own_collate, own_transforms
@@ -29,6 +30,12 @@ from feedline.profiling.record.stages import STAGES
 
 SURE = 0.05  # share of a worker's time that it is blocked in reads before anything is said of it
 FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast as before
+OWN_CROPS = (
+    "crops are RGB, bilinear, 8 to 100 % of a picture, half of them mirrored (augment=Augment(scale=…, ratio=…, "
+    "flip=…) for others, train=False for the middle of each)"
+)
+SHARDS = """from feedline.pipeline.shards_dataset import Shards
+dataset = Shards("OUT/train", transform=your_transforms)  # in place of yours: (Pillow image, class)"""
 LIMITS = {
     "compute": "; the model is then the limit",
     "cores": "; the cores are then the limit",
@@ -43,6 +50,12 @@ def prepared(at: Situation) -> Iterable[Change]:
     if loader is None or unwatched(at):
         return
     native = native_crops(loader, at.measured.workers.transforms)
+    if not _fits(loader) and (more := unheld(loader)):
+        if at.recording.trials:
+            why = f"prepared samples are a picture and the number of a class, and {more}"
+            yield Change(family="shards", remedy="prepared shards", then=at.now, effort=Effort.REWRITE,
+                         command="", why=NO_WAIT if at.hardly_waits else Vain(why))  # fmt: skip
+        return
     as_is = {trial.loader: trial for trial in at.recording.trials if trial.codec == "as-is"}
     usual = at.now.workers or max(1, min(2, int(at.measured.machine.cores)))
     for trial in at.recording.trials:
@@ -112,6 +125,11 @@ def own_s(at: Situation) -> tuple[float, float]:
     return computed_s, stages.get("blocked", 0.0) + stages.get("lock", 0.0)
 
 
+def _fits(loader: LoaderSeen) -> bool:
+    """`Loader.like` takes its settings over, or it is one of feedline's."""
+    return loader.refused == "" or loader.kind == "feedline"
+
+
 def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput) -> Change:
     as_is, ours, count = trial.codec == "as-is", trial.loader == "feedline", then.workers
     of_batches = at.measured.trainer.our_batches.error if ours else 0.0
@@ -119,14 +137,15 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
     what = "your files as they are" if as_is else f"prepared {trial.size_px} px {trial.codec} shards"
     whose = "feedline's loader" if ours else "your own loader"
     workers = "" if count == at.now.workers else f", {count_of(count, 'worker')}"
-    fits = ours and (loader.refused == "" or loader.kind == "feedline")
+    easily = _fits(loader) if ours else loader.refused is not None
+    family = "loader" if as_is else "shards"
     return Change(
-        family="loader" if as_is else "shards",
+        family=family if ours else f"own-{family}",
         remedy=f"{what}, {whose}{workers}",
-        then=then, effort=Effort.PREPARING if fits else Effort.REWRITE,
+        then=then, effort=Effort.PREPARING if easily else Effort.REWRITE,
         why=NO_WAIT if at.hardly_waits else _why_prepared(at, trial, then),
-        command=_prepare_command(trial) + (f"\n{_loader_lines(at, loader, count, fits=fits)}" if ours else ""),
-        needs=_needs(loader, trial), changes=_changes(at, trial), trial=trial,
+        command=f"{_prepare_command(trial)}\n{_loader_lines(at, loader, count) if ours else SHARDS}",
+        needs=_needs(loader, trial), changes="; ".join(filter(None, _changes(at, loader, trial))), trial=trial,
         extra_error=math.hypot(max(0.05, spread), of_batches),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
         ceiling_times=_model_times(at) * without_handover(at) if ours else 1.0,
@@ -151,45 +170,49 @@ def _prepare_command(trial: Trial) -> str:
     return f"feedline prepare SOURCE OUT {form}"
 
 
-def _loader_lines(at: Situation, loader: LoaderSeen, count: int, *, fits: bool) -> str:
+def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:
     imported, on_gpu = "from feedline.pipeline.loader import Loader\nloader = ", ""
     workers = f", num_workers={count}" if count != at.now.workers else ""
     if loader.kind == "feedline":
         return f'"OUT/train"{workers}  # for your Loader, in place of its split; all else as it is'
     if _on_gpu(at):  # "cuda" is the current one: a rank's own where the script says torch.cuda.set_device
         on_gpu = ', device="cuda"' if at.now.ranks == 1 else ', device=f"cuda:{local_rank}"'
-    if fits:
+    if _fits(loader):
         return f'{imported}Loader.like(your_dataloader, "OUT/train"{workers}{on_gpu})'
     sizes = f", image_size={size}" if (size := image_size(loader)) else ""
     sizes += f", batch_size={loader.batch_size}" if loader.batch_size else ""
-    own = ",\n                transform=your_transforms" if own_transforms(at) else ""
-    gives = "uint8 NHWC"
+    gives, more = "uint8 NHWC", ""
     if any("float" in kind for kind in loader.batch_dtypes):
         on_gpu = on_gpu or ', device="cpu"'
-        own, gives = f"{own},\n                mean=MEAN, std=STD", "floats NCHW: (x / 255 - MEAN) / STD"
-    return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{on_gpu}{own})  # {gives}'
+        more = ",\n                mean=MEAN, std=STD"
+        gives = "floats NCHW: (x / 255 - MEAN) / STD, three numbers each"
+    if own_transforms(at):
+        more += ",\n                transform=yours"
+        gives += "; yours(image_HWC uint8) -> the same size"
+    return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{on_gpu}{more})\n# {gives}'
 
 
 def _needs(loader: LoaderSeen, trial: Trial) -> str:
-    if trial.loader != "feedline":
-        return "a dataset of your own that reads the shards, as stock webdataset does"
-    if loader.refused == "" or loader.kind == "feedline":
+    if _fits(loader):
         return ""
+    if trial.loader != "feedline":
+        return "classes that are folders, or told by --source-option ground_truth=FILE"
     if loader.refused is None:
         return "your dataset's own code, if it has some, moved over by hand: not checked whether Loader.like takes it"
     refused = loader.refused.partition(": keep ")[0]  # your transforms and Shards, which are another way
     return f"your own code moved over by hand, for Loader.like says: {refused}"
 
 
-def _changes(at: Situation, trial: Trial) -> str:
-    if trial.codec == "as-is":
-        return ""
+def _changes(at: Situation, loader: LoaderSeen, trial: Trial) -> Iterable[str]:
     loss = f", re-encoded ({trial.psnr_db:.0f} dB)" if trial.psnr_db is not None else ""
     size, crop_px = trial.size_px, image_size(at.measured.loader)
-    if trial.codec == "raw":
-        return f"pictures are stored as squares of {size} px: what lies outside is lost, crops are cut out of them"
     crops = f"crops of {crop_px} px" if crop_px else "crops"
-    return f"pictures are stored at {size} px of the short side{loss}: {crops} are cut out of smaller pictures"
+    if trial.codec == "raw":
+        yield f"pictures are stored as squares of {size} px: what lies outside is lost, crops are cut out of them"
+    elif trial.codec != "as-is":
+        yield f"pictures are stored at {size} px of the short side{loss}: {crops} are cut out of smaller pictures"
+    if trial.loader == "feedline" and not _fits(loader):
+        yield OWN_CROPS
 
 
 def _from_storage(at: Situation, trial: Trial) -> float | None:

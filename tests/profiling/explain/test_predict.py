@@ -14,7 +14,7 @@ from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import NOTED, REMEDIES, all_predictions, predict, prediction_for
 from feedline.profiling.explain.remedies.remedy import Change, Effort, Vain
 from feedline.profiling.explain.verdict import diagnose, record_keys
-from feedline.profiling.record.recording import Compute, Leg, Recording, Script, Series, Trial
+from feedline.profiling.record.recording import Compute, Leg, Recording, Script, Series
 from tests.profiling.recordings import made, rich
 from tests.profiling.remedy_runs import (
     COMPUTING,
@@ -400,17 +400,6 @@ def test_what_is_asked_for_is_held_against_the_gain(cost_s: float, family: str) 
     trials = trials_of(("as-is", None, cost_s))
     seen = made(wait_s=0.11, compute_s=0.002, workers=1, cores=2, trials=trials, ceiling=16_000.0)
     assert helping(with_loader(seen, refused=""))[0] == family
-
-
-def test_a_family_stands_where_the_row_that_is_shown_belongs() -> None:
-    """Shards in a loader of one's own gain a little more than in feedline's, and ask for a rewrite."""
-    trials = [Trial(codec="as-is", loader="script", samples=99, load_cpu_s_per_sample=2e-3)]
-    for loader, cost_s in (("script", 6.5e-4), ("feedline", 1.4e-3)):
-        trials.append(Trial(codec="jpeg", size_px=256, loader=loader, samples=99, load_cpu_s_per_sample=cost_s))
-    seen = made(wait_s=0.11, compute_s=0.002, workers=1, cores=2, trials=trials, ceiling=16_000.0)
-    seen = with_loader(seen, refused="")
-    assert [one.effort for one in of_family(seen, "shards")[:2]] == [Effort.REWRITE, Effort.PREPARING]
-    assert helping(seen)[:2] == ["workers", "shards"]
 
 
 def test_preparing_comes_first_where_it_gains_far_more() -> None:

@@ -64,7 +64,8 @@ def test_feedlines_loader_is_offered_as_what_it_takes(
     assert all(line in one.command and needs in one.needs for one in (shards, keep))
     assert all("from feedline.pipeline.loader import Loader" in one.command for one in (shards, keep))
     assert (shards.needs == "") == (refused == "")
-    assert "256 px of the short side" in shards.changes and "40 dB" in shards.changes and keep.changes == ""
+    assert "256 px of the short side" in shards.changes and "40 dB" in shards.changes
+    assert all(("augment=Augment(" in one.changes) == (refused != "") for one in (shards, keep))
 
 
 def test_floats_stay_floats_where_settings_are_moved_by_hand() -> None:
@@ -74,8 +75,42 @@ def test_floats_stay_floats_where_settings_are_moved_by_hand() -> None:
         seen = with_loader(seen, refused="the collate_fn pad cannot be carried over: keep it", batch_dtypes=dtypes)
         shards = of_family(seen, "shards")[0]
         assert shards.needs.endswith("the collate_fn pad cannot be carried over")
-        assert ("mean=MEAN, std=STD" in shards.command) == bool(floats) and floats in shards.command
+        assert ("mean=MEAN, std=STD)" in shards.command) == bool(floats) and floats in shards.command
         assert ("# uint8 NHWC" in shards.command) == (not floats)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "shapes", "lacks"),
+    [
+        (["float32", "int64"], [[32, 3, 64, 64], [32]], ""),
+        (["float32"], [[32, 3, 64, 64]], ""),
+        ([], [], ""),
+        (["float32", "int64"], [[32, 3, 64, 64], [32, 64, 64]], "have int64 (32, 64, 64) beside"),
+        (["float32", "float32"], [[32, 3, 64, 64], [32, 6]], "have float32 (32, 6) beside"),
+        (["float32", "float32"], [[32, 3, 64, 64], [32]], "have float32 (32,) beside"),
+        (["float32", "float32"], [[32, 3, 32, 32], [32, 3, 64, 64]], "have float32 (32, 3, 64, 64) beside"),
+        (["float32", "int64"], [[32, 512], [32]], "are no pictures of one size"),
+    ],
+)
+def test_what_prepared_samples_do_not_hold_is_said(dtypes: list[str], shapes: list[list[int]], lacks: str) -> None:
+    seen = with_loader(made(trials=TRIALS, ceiling=3000.0), refused="Pairs.__getitem__, which is not torchvision's,")
+    seen = with_loader(seen, batch_dtypes=dtypes, batch_shapes=shapes)
+    first_of = of_family(seen, "shards")[0]
+    assert first_of.vain == bool(lacks) and lacks in first_of.why
+    assert bool(of_family(seen, "loader")) == (not lacks)
+    taken = with_loader(seen, refused="")
+    assert not of_family(taken, "shards")[0].vain
+
+
+def test_transforms_of_ones_own_go_on_with_shards_that_are_a_dataset() -> None:
+    trials = [*TRIALS, *(replace(one, loader="script", load_cpu_s_per_sample=5e-3 if one.codec == "as-is" else 2e-3)
+                         for one in TRIALS)]  # fmt: skip
+    seen = with_loader(made(trials=trials, ceiling=3000.0), refused="Mine.__getitem__, which is not torchvision's,")
+    (best, *_) = of_family(seen, "own-shards")
+    assert 'Shards("OUT/train", transform=your_transforms)' in best.command and best.effort == Effort.PREPARING
+    assert best.needs.startswith("classes that are folders") and "Augment" not in best.changes
+    assert 1.0 < best.gain < of_family(seen, "shards")[0].gain
+    assert of_family(with_loader(seen, refused=""), "own-shards")[0].needs == ""
 
 
 def test_a_script_on_feedlines_loader_gives_it_the_shards() -> None:
