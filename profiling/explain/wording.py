@@ -132,8 +132,11 @@ def _of_other_loaders(measured: Measured) -> list[str]:
     of_main = [step for step in training if main is not None and step.loader == main.id]
 
     def amid(step: Step, others: Sequence[Step] = training) -> bool:
+        """It begins within one of the others, or the first of them in it, as where `zip(a, b)` has asked `a` first."""
         before = bisect_right(others, step.start_s, key=lambda one: one.start_s) - 1
-        return before >= 0 and step.start_s < others[before].start_s + others[before].duration_s
+        if before < 0:
+            return bool(others) and others[0].start_s < step.start_s + step.duration_s
+        return step.start_s < others[before].start_s + others[before].duration_s
 
     beside = Counter(step.loader for step in steps if step.phase == "eval" and amid(step))
     others = [loader for loader, count in beside.items() if ONE_EACH <= count / len(training) <= 1 / ONE_EACH]

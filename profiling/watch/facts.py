@@ -238,6 +238,7 @@ class Loaders:
         self._roles: list[tuple[str, dict[str, Any]]] = []
         self._keeps: dict[int, Keeps] = {}
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._goes_on: dict[int, Callable[[], bool]] = {}
 
     def alive(self) -> list[tuple[int, Any]]:
         """Loaders that the script still has, by number."""
@@ -247,6 +248,10 @@ class Loaders:
         """`about`, with what their datasets keep in this process."""
         return [one | {"keeps": self._keeps[one["id"]].grown() if one["id"] in self._keeps else {}}
                 for one in self.about]  # fmt: skip
+
+    def iterated(self, number: int, goes_on: Callable[[], bool]) -> None:
+        """By an iterator that may be all the script still has of it, as in `a = iter(DataLoader(…))`."""
+        self._goes_on[number] = goes_on
 
     def known(self, one: Any) -> int | None:
         with suppress(TypeError):  # not hashable
@@ -263,6 +268,7 @@ class Loaders:
         number = self.known(one)
         if number is None:
             its, alive = role(place, one), set(self._numbers.values())
+            alive |= {number for number, goes_on in self._goes_on.items() if goes_on()}
             former = (before for before, of in enumerate(self._roles) if of == its and before not in alive)
             number = next(former, len(self.about))
             if number == len(self.about):

@@ -118,6 +118,14 @@ class Feed:
         self._holds = self._empty = False
         """Empty: it was begun again, and nothing has come since."""
         self._pass = self._begin_pass() if self._capture.active else None
+        if self._pass is not None:
+            this = weakref.ref(self)
+            self._capture.loaders.iterated(self._pass.loader, lambda: (one := this()) is not None and not one.over)
+
+    @property
+    def over(self) -> bool:
+        """Its loader has said that there is no more."""
+        return self._pass is None or self._pass.over
 
     @property
     def loader(self) -> Any:

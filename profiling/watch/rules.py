@@ -90,6 +90,7 @@ WORKER = Rules(
         Rule("send", "/torch/multiprocessing/reductions.py /multiprocessing/reduction.py"),
         Rule("", "/PIL/ /numpy/lib/ /torch/serialization.py /zipfile /tarfile.py /gzip.py",
              r"(\w*_)?(save|write|dump)\w*|_encode_tile|putchunk|addfile"),  # whoever writes it is asked
+        Rule("", "/PIL/Image.py", r"mode|size|width|height|readonly|_copy_info|get\w*|_import_plugin\w*|__getattr__"),
         # Pillow: opening reads the header, loading reads the rest and decodes
         Rule("read", "/PIL/ImageFile.py", "load", r"read\("),
         Rule("decode", "/PIL/ImageFile.py", "load.*"),

@@ -138,11 +138,21 @@ def other_workers(at: Situation) -> Iterable[Change]:
         shares_out = iterates(at) and count > 1 and not (at.measured.loader and at.measured.loader.made_by)
         yield Change(
             family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
-            effort=Effort.SETTING, why=_why_workers(at, then), settings={"num_workers": count},
+            effort=Effort.SETTING, why=_refused(at) or _why_workers(at, then), settings={"num_workers": count},
             command=_workers_line(at, count), extra_error=unknown, cause=more and (waits or not at.now.workers),
             needs="a dataset that shares its samples out among workers (get_worker_info): else each gives all of them"
             if shares_out else "",
         )  # fmt: skip
+
+
+def _refused(at: Situation) -> Vain | None:
+    """Its library makes its loader without workers, whatever it is told."""
+    refuses = at.measured.loader is not None and at.measured.loader.made_by == "ultralytics"
+    return (
+        Vain("ultralytics takes no workers where it trains on a CPU")
+        if refuses and at.measured.machine.on_cpu
+        else None
+    )
 
 
 def _with_threads(at: Situation, then: Throughput) -> Throughput:

@@ -110,10 +110,10 @@ def unheld(loader: LoaderSeen) -> str:
     return f"its batches have {' and '.join(words[:2])} beside them" if words else ""
 
 
-def native_crops(loader: LoaderSeen, seen: Iterable[str]) -> bool:
+def native_crops(loader: LoaderSeen | None, seen: Iterable[str]) -> bool:
     """It crops pictures as they are stored, as super-resolution does: no transform that is known resizes them before.
     `seen`: names of those that were at work, of which no order is known."""
-    for name in map(str.lower, loader.transforms):
+    for name in map(str.lower, loader.transforms if loader else []):
         if RESIZES.search(name) or CROPS.search(name):
             return not RESIZES.search(name)
     names = [name.lower() for name in seen]

@@ -9,11 +9,25 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import BUSY_STAGES, busiest
+from feedline.profiling.explain.remedies.cures import (
+    ALBUMENTATIONS,
+    CURES,
+    DIFFERS,
+    DRAFTED,
+    LIGHTER,
+    MADE_ONCE,
+    ON_ARRAYS,
+    ONE_ARRAY,
+    ONE_THREAD,
+    OPENCVS,
+    RESIZED,
+    TENSORS,
+    Cure,
+)  # fmt: skip
 from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, idle_workers, iterates, share_of, surely
 from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
@@ -25,6 +39,7 @@ from feedline.profiling.explain.remedies.remedy import (
     error_between,
     image_size,
     lines_of,
+    native_crops,
     without_handover,
 )
 from feedline.profiling.record import units
@@ -39,7 +54,6 @@ MOVING_S_PER_BYTE = 3e-9
 """The most that collating and sending a byte costs: three passes over it at about 1 GB/s, fresh pages included."""
 FLOAT_S_PER_BYTE = 1e-9
 """Assumed of making a float picture of uint8 and normalising it on the CPU: four passes over it at about 4 GB/s."""
-LIGHTER = "hand over tensors rather than objects, uint8 rather than float, few pieces per batch"
 REPLACED = {
     "compose", "randomresizedcrop", "resizedcrop", "resize", "centercrop", "crop", "randomhorizontalflip", "hflip",
     "horizontalflip", "transpose", "totensor", "toimage", "piltotensor", "topuretensor", "convertimagedtype",
@@ -63,69 +77,14 @@ OPENS = re.compile(r":(ZipFile\.(__init__|_RealGetContents)|TarFile\.(__init__|o
 ARCHIVES = (".h5", ".hdf5", ".npz", ".zip", ".tar", ".tgz", ".tar.gz")
 
 
-class Cure(NamedTuple):
-    """For a stage of which a library does the work, or nobody."""
-
-    hint: str = ""
-    command: str = ""
-    left: float = 0.0  # of its cost
-    changes: str = ""
-    needs: str = ""
-    known: str = "was measured elsewhere, not here"
-    error: float = 0.15  # standard error of `left`; of little, half of it
-
-
-CURES = {
-    "read": Cure("an archive opened once in each worker, not for each sample",
-                 "DataLoader(…, worker_init_fn=open_one)  # and __getitem__ reads from what it opened",
-                 needs="an archive that holds many samples"),
-    "decode": Cure("decode smaller pictures", 'image.draft("RGB", (PX, PX))  # before image.convert("RGB")', 0.8,
-                   changes="crops are cut out of smaller pictures",
-                   needs="JPEGs of at least twice so many pixels on both sides: others it decodes whole"),
-    "transform": Cure("no library is known that does it in less"),
-    "collate": Cure("take whole batches by a list of indices",
-                    "batches = BatchSampler(RandomSampler(dataset), batch_size, drop_last=True)\n"
-                    "DataLoader(dataset, sampler=batches, batch_size=None)",
-                    0.5, "a smaller last batch is left out, and another sampler's order",
-                    "a dataset that takes a list of indices, as TensorDataset does",
-                    "is typical; not measured here"),
-    "send": Cure(LIGHTER,
-                 "return default_collate(samples)  # of tensors: in a worker it stacks them in shared memory"),
-    "blocked": Cure("ask for it ahead, or keep a copy here"),
-    "lock": Cure("open one for each worker",
-                 "DataLoader(…, worker_init_fn=open_one)  # a file or store of its own"),
-}  # fmt: skip
-"""By stage; one that has none here is the user's own code, to be made cheaper."""
 NAMED = {"blocked": "no waiting outside", "lock": "no lock between workers"}
 """Remedies that are not called after their stage."""
-ONE_ARRAY = Cure("torch makes a tensor for each key of a sample and each place of its lists: hand over one array",
-                 "return torch.tensor(numbers), label  # in __getitem__")  # fmt: skip
-MADE_ONCE = Cure("make the tensors once, for all epochs: of small pictures v2 makes them no faster",
-                 "images, labels = zip(*dataset)  # once\n"
-                 "dataset = TensorDataset(torch.stack(images), torch.tensor(labels))",
-                 needs="memory for all tensors, and that no transform draws anything")  # fmt: skip
-ON_ARRAYS = "on arrays, by OpenCV"
-DIFFERS = "OpenCV's pixels and some of its ranges differ a little"
-ONE_THREAD = "cv2.setNumThreads(0)  # in each worker\n"
-ALBUMENTATIONS = "albumentations (it has most of torchvision's transforms)"
-TENSORS = Cure(ON_ARRAYS, ONE_THREAD +
-               "made = albumentations.Compose([albumentations.Normalize(…), albumentations.pytorch.ToTensorV2()])\n"
-               'made(image=numpy.asarray(image))["image"]  # in place of ToTensor() and Normalize(…)',
-               0.65, needs=ALBUMENTATIONS)  # fmt: skip
-RESIZED = Cure("on uint8 tensors", "from torchvision.transforms import v2 as transforms  # ToImage() first", 0.6)
+NO_JPEGS = (".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".npy", ".npz")
 TO_FLOATS, TO_BYTES = {"totensor", "convertimagedtype", "todtype", "normalize"}, {"toimage", "piltotensor"}
 RESIZING = {"resize", "resizedcrop", "randomresizedcrop"}
 SMALL_PX = 64  # up to which v2 takes longer for all of them
 DRAWS = re.compile("random|jitter|augment|augmix|erasing|cutout|dropout|noise|trivial")
 """In a transform's name: it is another one in each epoch."""
-OPENCVS = {
-    "colorjitter": ("ColorJitter", 0.15, 0.35), "gaussianblur": ("GaussianBlur", 0.05, 0.1),
-    "grayscale": ("ToGray", 0.25, 0.35), "randomgrayscale": ("ToGray", 0.25, 0.35),
-    "randomadjustsharpness": ("Sharpen", 0.25, 0.65), "randomperspective": ("Perspective", 0.4, 0.4),
-    "randomequalize": ("Equalize", 0.6, 0.25), "randomsolarize": ("Solarize", 0.35, 0.35),
-}  # fmt: skip
-"""albumentations' name, and what it leaves of Pillow's time: of large pictures, of small ones. Not those that turn
-pictures or choose others."""
 TORCHVISION_NAMES = REPLACED - {"open", "convert"} | {*OPENCVS} | {
     "randaugment", "autoaugment", "trivialaugmentwide", "augmix", "randomrotation", "randomaffine", "randomcrop",
     "randomerasing", "randomposterize", "randomautocontrast", "randominvert", "elastictransform",
@@ -181,7 +140,8 @@ def _of_transform(at: Situation, name: str) -> Cure | None:
     if kind not in OPENCVS:
         return None
     other, *left = OPENCVS[kind]
-    line = f'{ONE_THREAD}albumentations.{other}(…)(image=numpy.asarray(image))["image"]  # while it is no tensor'
+    line = f"{ONE_THREAD}made = albumentations.{other}  # once; what is left out is another than torchvision's\n"
+    line += 'made(image=numpy.asarray(image))["image"]  # while it is no tensor'
     return Cure(ON_ARRAYS, line, left[small], DIFFERS, ALBUMENTATIONS)
 
 
@@ -267,6 +227,8 @@ def _cheaper(at: Situation, stage: str) -> Change:
     why: str = f"{what} takes {units.percent(share)} of {of}{where}: {given}{hint}"
     if left > HARDLY_LESS:
         why = Vain("draft() decodes yours no faster: they are no JPEGs, or too small for it")
+    elif cured == "decode" and not own and native_crops(at.measured.loader, at.measured.workers.transforms):
+        why = Vain("draft() would make the pictures smaller that the crops are cut out of")
     librarys = stage == "transform" and _is_a_librarys(at, target)  # whose lines nobody changes
     lines = own and not librarys and cured != "lock"
     named = f" {target}" if stage == "transform" and target != stage else ""
@@ -297,16 +259,25 @@ def _cure(at: Situation, stage: str, target: str, own: bool) -> tuple[Cure, bool
         return found, False
     if stage == "decode" and place and not place.startswith(PILLOWS):  # pictures or not
         return Cure(), True
-    left = next((one.draft_left for one in at.recording.trials if one.draft_left is not None), None)
-    if stage == "decode" and left is not None:
-        known = "was measured on some of yours"
-        return CURES[stage]._replace(left=left, known=known, error=DRAFT_ERROR, needs=""), own
+    if stage == "decode":
+        return _draft(at), own
     apart = loader is not None and (loader.batch_tensors or 0) >= MANY_TENSORS
     if stage == "collate" and apart and not own and not at.now.workers:
         return ONE_ARRAY, own
     if stage == "collate" and (iterates(at) or at.now.ranks > 1):  # no indices; each rank has indices of its own
         return Cure(), own
     return CURES.get(stage, Cure()), own
+
+
+def _draft(at: Situation) -> Cure:
+    loader, paths, cure = at.measured.loader, at.recording.sample_paths, CURES["decode"]
+    if loader is not None and loader.dataset == "ImageFolder":
+        cure = cure._replace(command=DRAFTED)
+    left = next((one.draft_left for one in at.recording.trials if one.draft_left is not None), None)
+    if left is None and paths and all(path.lower().endswith(NO_JPEGS) for path in paths):
+        left = 1.0
+    known = "was measured on some of yours"
+    return cure if left is None else cure._replace(left=left, known=known, error=DRAFT_ERROR, needs="")
 
 
 def _with_left(at: Situation, stage: str, share: float, left: float) -> Throughput:

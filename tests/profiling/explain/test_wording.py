@@ -60,6 +60,19 @@ def test_an_evaluation_s_waiting_for_its_own_loader_is_no_puzzle_and_is_said() -
     assert diagnose(replace(seen, steps=steps)).bound is None  # nobody knows what it loads
 
 
+def test_the_first_batch_of_a_loader_beside_is_no_loop_of_its_own() -> None:
+    """It was asked for before the first of the other."""
+    seen = made()
+    few = seen.steps[:2]
+    first = replace(few[0], start_s=few[0].start_s - 0.001, duration_s=3.0, loader=1, phase="eval")
+    other = replace(seen.loaders[0], id=1, phase="eval")
+    told = diagnose(replace(seen, steps=[first, *few], loaders=[*seen.loaders, other])).evidence
+    assert not any("Loops that train nothing" in one for one in told)
+    before = replace(first, duration_s=first.duration_s, start_s=few[0].start_s - 3.1)
+    told = diagnose(replace(seen, steps=[before, *few], loaders=[*seen.loaders, other])).evidence
+    assert any("Loops that train nothing" in one for one in told)
+
+
 def test_a_loop_before_the_training_that_takes_longer_than_that_is_said() -> None:
     """Statistics of the dataset; features for a small head."""
     seen = made()

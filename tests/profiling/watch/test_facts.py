@@ -55,6 +55,15 @@ def test_a_transforms_name_is_text() -> None:
     assert seen.recording.loaders[0].transforms == ["Named"]
 
 
+def test_two_loaders_of_which_the_script_has_iterators_alone_are_two() -> None:
+    with Profile(resources=False) as seen:
+        for _ in range(2):  # the second time in the places of those that are exhausted
+            a, b = (iter(DataLoader(data(), batch_size=8)) for _ in range(2))
+            for _ in zip(a, b, strict=True):
+                pass
+    assert [one.made for one in seen.recording.loaders] == [2, 2]
+
+
 def test_of_feedlines_loader_the_transforms_that_it_was_given_are_named() -> None:
     config = LoaderConfig(transform=Tail([Named()]))
     ours, without = (SimpleNamespace(config=one) for one in (config, LoaderConfig()))

@@ -7,8 +7,8 @@ import pytest
 
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions
+from feedline.profiling.explain.remedies.cures import CURES
 from feedline.profiling.explain.remedies.remedy import image_size
-from feedline.profiling.explain.remedies.sample_cost import CURES
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Recording, Trial
 from tests.profiling.recordings import made
@@ -49,6 +49,20 @@ def test_what_is_decoded_elsewhere_than_in_pillow_may_be_no_picture() -> None:
         (one,) = [p for p in all_predictions(measure(replace(seen, workers=workers))) if p.remedy == "cheaper decode"]
         assert ("smaller pictures" in f"{one.why}{one.changes}{one.needs}") is pictures
         assert ("--lines-of Chunks.read" in one.command) is not pictures
+
+
+def test_draft_is_for_jpegs_and_for_pictures_that_are_resized_anyway() -> None:
+    seen = made(wait_s=0.08, compute_s=0.01, cores=2, ceiling=3200.0, stages={"decode": 0.0045})
+    functions = {"decode ImageFile.py:ImageFile.load": 1.0}
+
+    def told(paths: list[str], **loader: Any) -> Prediction:
+        theirs = replace(seen, sample_paths=paths, loaders=[replace(seen.loaders[0], **loader)])
+        return next(one for one in found_in(theirs, functions=functions) if one.family == "stage")
+
+    assert not told(["a/x.jpg", "a/y.png"]).vain and not told([]).vain
+    assert "they are no JPEGs" in told(["a/x.PNG", "a/y.png"]).why
+    assert "the crops are cut out of" in told([], transforms=["RandomCrop", "ToTensor"]).why
+    assert "ImageFolder(…, loader=drafted)" in told([], dataset="ImageFolder").command
 
 
 def test_draft_is_promised_what_it_left_of_the_users_own_pictures() -> None:
@@ -249,6 +263,7 @@ def test_of_a_librarys_transform_another_one_leaves_what_was_measured(
     (found,) = [one for one in found_in(seen, transforms={name: 1.0}, functions=functions) if one.family == "stage"]
     assert found.remedy == f"cheaper transform {name}"
     assert (says in found.command) if says else not found.command
+    assert not says.startswith("albumentations.") or "p=" in found.command or "ToTensorV2" in found.command
     assert found.gain == pytest.approx(gain, rel=0.2)
     assert found.at_most == (gain == 3.0)
 
