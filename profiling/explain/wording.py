@@ -132,7 +132,7 @@ def _of_other_loaders(measured: Measured) -> list[str]:
     of_main = [step for step in training if main is not None and step.loader == main.id]
 
     def amid(step: Step, others: Sequence[Step] = training) -> bool:
-        """It begins within one of the others, or the first of them in it, as where `zip(a, b)` has asked `a` first."""
+        """It begins within one of the others, or the first of these in it: `zip(a, b)` asks `a` before."""
         before = bisect_right(others, step.start_s, key=lambda one: one.start_s) - 1
         if before < 0:
             return bool(others) and others[0].start_s < step.start_s + step.duration_s

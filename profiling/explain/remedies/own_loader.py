@@ -147,12 +147,10 @@ def other_workers(at: Situation) -> Iterable[Change]:
 
 def _refused(at: Situation) -> Vain | None:
     """Its library makes its loader without workers, whatever it is told."""
-    refuses = at.measured.loader is not None and at.measured.loader.made_by == "ultralytics"
-    return (
-        Vain("ultralytics takes no workers where it trains on a CPU")
-        if refuses and at.measured.machine.on_cpu
-        else None
-    )
+    loader = at.measured.loader
+    if loader is None or loader.made_by != "ultralytics" or not at.measured.machine.on_cpu:
+        return None
+    return Vain("ultralytics takes no workers where it trains on a CPU")
 
 
 def _with_threads(at: Situation, then: Throughput) -> Throughput:
