@@ -29,6 +29,7 @@ from feedline.profiling.record.recording import LoaderSeen, Trial
 from feedline.profiling.record.stages import STAGES
 
 SURE = 0.05  # share of a worker's time that it is blocked in reads before anything is said of it
+CROWDED = 0.1  # share of a step that a model waits for its workers' cores, from which its own rate is hardly known
 FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast as before
 OWN_CROPS = (
     "crops are RGB, bilinear, 8 to 100 % of a picture, half of them mirrored (augment=Augment(scale=…, ratio=…, "
@@ -161,7 +162,10 @@ def _why_prepared(at: Situation, trial: Trial, then: Throughput) -> str:
     what = "layout, freed memory kept" if at.measured.machine.on_cpu else "layout"
     what += ", copied while it computes" if _on_gpu(at) else ""
     faster = f"; the model is {units.times(times)} as fast on its batches ({what})"
-    return why + LIMITS.get(then.binding(), "") + (faster if moved else "")
+    limit = LIMITS.get(then.binding(), "")
+    if then.binding() == "compute" and at.measured.rates.ceiling is None and at.measured.crowded >= CROWDED:
+        limit += ", at a rate that the cores it shares with the workers keep low: --legs measures it without them"
+    return why + limit + (faster if moved else "")
 
 
 def _prepare_command(trial: Trial) -> str:

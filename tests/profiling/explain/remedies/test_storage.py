@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from feedline.profiling.explain.measure.situation import Measured
 from feedline.profiling.explain.remedies.remedy import Effort
 from feedline.profiling.record.recording import LoaderPass
 from tests.profiling.recordings import made
@@ -139,6 +140,16 @@ def test_pictures_that_are_cropped_as_they_are_stored_stay_as_large(
     assert (of_family(seen, "shards") == []) == native and of_family(seen, "loader")
     whole = replace(seen, trials=[replace(one, smaller=False) for one in seen.trials])
     assert of_family(whole, "shards")
+
+
+@pytest.mark.parametrize(("share", "ceiling", "said"), [(0.3, None, True), (0.0, None, False), (0.3, 3000.0, False)])
+def test_a_model_that_shares_its_cores_may_be_faster_than_can_be_told(
+    monkeypatch: pytest.MonkeyPatch, share: float, ceiling: float | None, said: bool
+) -> None:
+    """Its other threads spin for one that has none: alone it came to three times what its own waiting tells."""
+    monkeypatch.setattr(Measured, "crowded", share)
+    seen = with_loader(made(wait_s=0.04, compute_s=0.03, trials=TRIALS, ceiling=ceiling), refused="")
+    assert ("--legs measures it without them" in of_family(seen, "shards")[0].why) is said
 
 
 def test_another_number_of_workers_is_in_the_line() -> None:
