@@ -78,7 +78,7 @@ def needless(recording: Recording) -> str:
         return "no rate was measured to compare with"
     if unwatched(at):
         return "its batches come from no loader that could be replaced by one"
-    return "the loop hardly waits for data" if at.hardly_waits else ""
+    return "as far as was seen, the loop hardly waits for data" if at.hardly_waits else ""
 
 
 def why_none(recording: Recording) -> str:
