@@ -222,8 +222,9 @@ def prepare_form(originals: Sequence[bytes], output: Output, folder: Path) -> Fo
     )  # fmt: skip
     write_atomically(split / shards.MANIFEST, manifest.to_json().encode())
     psnr_db = psnr(originals, members, output) if output.form.lossy else None
+    # less than one pixel: an odd row that half the colours cannot have
     whole = (Image.open(io.BytesIO(data), formats=NAMES).size for data in originals)
-    smaller = any(min(size) > min(one.width, one.height) for size, one in zip(whole, members, strict=True))
+    smaller = any(min(size) - 1 > min(one.width, one.height) for size, one in zip(whole, members, strict=True))
     return Form(output=output, members=members, split=split, prepare_cpu_s=cpu_s, psnr_db=psnr_db, smaller=smaller)
 
 

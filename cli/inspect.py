@@ -8,6 +8,7 @@ import typer
 
 from feedline.cli.common import HtmlFile, Record, show
 from feedline.cli.options import Settings, command, fields
+from feedline.pipeline.base.process import signals_held
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 from feedline.profiling.render.sections import Curve, Curves, Facts, Page, Pictures, Prose, Section, Table, section
@@ -38,8 +39,9 @@ def inspect(
       feedline inspect RUN --quantiles 0.6,0.9,0.99     # of |w|, by layer and in all, of every kept epoch
     """
     if is_run(out):
-        from feedline.train.checkpoint import by_name
-        from feedline.train.weights import WeightsConfig, describe
+        with signals_held():  # torch, while it is imported, takes a Ctrl-C for a module that is missing
+            from feedline.train.checkpoint import by_name
+            from feedline.train.weights import WeightsConfig, describe
 
         found = {name: describe(where, WeightsConfig(**weights)) for name, where in by_name(out).items()}
         show(weights_page(str(out), found), html)

@@ -131,10 +131,10 @@ def _kept(path: Path, sha256: str) -> bool:
     """A file is there, and what was written: damaged in the cache, it is fetched again. 30 MB take 20 ms. A cache may
     be somebody else's, which can be read and not written."""
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return not sha256 or hashlib.file_digest(file, "sha256").hexdigest() == sha256
     except FileNotFoundError:
         return False
-    return found == sha256 or not sha256
 
 
 def fetch_metadata(remote: Remote, cache: Path) -> Path:

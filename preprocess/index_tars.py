@@ -18,7 +18,6 @@ from PIL import Image
 from feedline.pipeline.base.errors import DatasetError, SourceError, UsageError
 from feedline.pipeline.base.files import sweep, try_place, write_atomically, write_error
 from feedline.pipeline.base.process import usable_cores
-from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.pillow import NAMES
 from feedline.pipeline.format.manifest import (
     INDEX,
@@ -35,7 +34,7 @@ from feedline.preprocess.receipts import ROW, Rows, index_table
 from feedline.preprocess.sources.base import Classes, Columns, SourceOptions, check_used, parse_options
 from feedline.preprocess.sources.listing import SPLIT_NAMES, Listed, distinct, split_of
 from feedline.preprocess.sources.reading import Where, read_local
-from feedline.preprocess.sources.webdataset import ShardsSource, refuse_compressed
+from feedline.preprocess.sources.webdataset import DOTTED, ShardsSource, refuse_compressed
 
 OnProgress = Callable[[int, int], None]
 MAX_NAMED = 20
@@ -71,7 +70,7 @@ def index_shards(
         every = [tar for tars in places.values() for tar in tars]
         source = ShardsSource(where=str(folder), tars=every, options=options)
         parts = [task() for task in source.tasks()]
-        imageless = {part.paths[0]: sum(part.passed_over.values()) for part in parts if part.passed_over}
+        dotted = {part.paths[0]: part.passed_over[DOTTED] for part in parts if DOTTED in part.passed_over}
         found = source.finish(parts)  # one numbering of classes for all
         columns, classes = checked(found.columns, len(found.classes)), with_safe_names(found.classes)
         labelled = {Path(path).parent for path in columns.paths}
@@ -79,7 +78,7 @@ def index_shards(
             raise SourceError(f"{unlabelled}: {source.if_unlabelled}")
         told = on_progress or (lambda *_: None)
         return {
-            str(place): index_folder(place, tars[0].split, columns, classes, imageless, told)
+            str(place): index_folder(place, tars[0].split, columns, classes, dotted, told)
             for place, tars in places.items()
         }
     except OSError as error:
@@ -121,12 +120,12 @@ def index_folder(
     split: str,
     columns: Columns,
     classes: Classes,
-    imageless: Mapping[str, int],
+    dotted: Mapping[str, int],
     on_progress: OnProgress,
 ) -> dict[str, Any]:
-    """`imageless`: samples without an image, by their tar's path."""
+    """`dotted`: images of which no sample was made (DOTTED), by their tar's path."""
     sweep(folder)
-    without = {Path(path).name: count for path, count in imageless.items() if Path(path).parent == folder}
+    lost = {Path(path).name: count for path, count in dotted.items() if Path(path).parent == folder}
     mine = [number for number, path in enumerate(columns.paths) if Path(path).parent == folder]
     samples = int(np.isin(columns.path_N, mine).sum())
     shards: list[ShardInfo] = []
@@ -152,16 +151,16 @@ def index_folder(
         index_sha256=hashlib.sha256(index).hexdigest(),
         versions=versions(),
     )
+    lines = [*(f"{tar}: {count} {DOTTED}" for tar, count in lost.items()), *left_out]
     write_atomically(folder / INDEX, index)
     write_atomically(folder / MANIFEST, manifest.to_json().encode())
     return {
         "samples": manifest.samples,
         "shards": len(shards),
-        "left_out": [*(f"{tar}: {count_of(count, 'sample')} without an image" for tar, count in without.items()),
-                     *left_out[:MAX_NAMED]],
-        "not_named": len(left_out[MAX_NAMED:]),
-        "bad": len(left_out) + sum(without.values()),
-    }  # fmt: skip
+        "left_out": lines[:MAX_NAMED],
+        "not_named": len(lines[MAX_NAMED:]),
+        "bad": len(left_out) + sum(lost.values()),
+    }
 
 
 def examine(columns: Columns, number: int, shard: int) -> tuple[ShardInfo, Rows, list[str]]:

@@ -4,6 +4,7 @@ The field docstrings are the command line's help (`cli.options` reads them), so 
 """
 
 import re
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -185,7 +186,8 @@ CHECKPOINTS = "checkpoints"
 
 def is_run(place: Path) -> bool:
     """Whether it is a run's folder with checkpoints in it, or one of these."""
-    return (place.is_file() and place.suffix == ".pt") or (place / CHECKPOINTS).is_dir()
+    checkpoint = place.is_file() and (place.suffix == ".pt" or zipfile.is_zipfile(place))  # as torch.save writes them
+    return checkpoint or (place / CHECKPOINTS).is_dir()
 
 
 FREE_TO_CHANGE = frozenset(

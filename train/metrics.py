@@ -48,10 +48,9 @@ class Journal:
         begins."""
         try:
             self._run.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"there can be no folder {self._run} ({error.strerror}): choose another --run"
-            ) from error
+        except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            what = f"there can be no folder {self._run} ({error.strerror}): choose another --run"
+            raise UsageError(what) from error
         with writing(self._path):
             busy = f"another training is running in {self._run}: wait for it, or choose another --run"
             self._ends.enter_context(sole_use(self._run, busy))

@@ -44,6 +44,8 @@ from feedline.preprocess.sources.tar_headers import Member, Read, reader, walk
 
 BASE_AND_EXTENSION = re.compile(r"((?:.*/|)[^./][^./]*)[.]([^/]*)")
 LABEL_EXTENSIONS = ("cls", "label", "json")
+DOTTED = "images whose extension has a dot, as a.left.jpg: say --source-option image_column=left.jpg, or rename them"
+"""webdataset takes for the extension what is behind a name's first dot."""
 LABELS_COMPARED = 100
 """Samples of each tar in which a second label is read too and must be the same."""
 JSON_LABELS = ("label", "cls", "class", "target", "class_id")
@@ -57,7 +59,7 @@ WINDOW_BYTES = 4096
 def walk_shard(split: str, path: str, options: SourceOptions) -> Part:
     """One tar."""
     rows: list[Sample] = []
-    imageless = 0
+    imageless = dotted = 0
 
     def in_doubt(key: str, what: str, both: str, example: str) -> SourceError:
         return SourceError(
@@ -73,6 +75,7 @@ def walk_shard(split: str, path: str, options: SourceOptions) -> Part:
                 raise in_doubt(key, "image", f"{images[0]} and {images[1]}", images[0])
             if not images:
                 imageless += 1
+                dotted += sum(f".{name}".endswith(EXTENSIONS) for name in members)
                 continue
             labels = present(members, options.label_column, LABEL_EXTENSIONS)
             compared = labels[: 2 if len(rows) < LABELS_COMPARED else 1]
@@ -83,7 +86,8 @@ def walk_shard(split: str, path: str, options: SourceOptions) -> Part:
             _, offset, length, trouble = members[images[0]]
             trouble = trouble or ("label cannot be read" if words[0] is None else "")
             rows.append(Sample(f"{key}.{images[0]}", path, offset, length, words[0] or "", trouble))
-    return Part.of(split, rows, [path], passed_over={"samples without an image": imageless} if imageless else {})
+    over = {"samples without an image": imageless, DOTTED: dotted}
+    return Part.of(split, rows, [path], passed_over={what: count for what, count in over.items() if count})
 
 
 def present(members: Mapping[str, Member], asked: str | None, usual: Iterable[str]) -> list[str]:

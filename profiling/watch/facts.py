@@ -55,7 +55,7 @@ def settings(one: Any) -> dict[str, Any]:
         "persistent_workers": _bool(told("persistent_workers")),
         "dataset": quietly(lambda: type(innermost(dataset)).__name__) if dataset is not None else None,
         "dataset_samples": _length(dataset),
-        "transforms": quietly(lambda: _transforms(dataset or of(one, "config"))) or [],
+        "transforms": quietly(lambda: _transforms(dataset if dataset is not None else of(one, "config"))) or [],
     }
 
 
@@ -238,7 +238,7 @@ class Loaders:
         self._roles: list[tuple[str, dict[str, Any]]] = []
         self._keeps: dict[int, Keeps] = {}
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._goes_on: dict[int, Callable[[], bool]] = {}
+        self._fresh: dict[int, Callable[[], bool]] = {}
 
     def alive(self) -> list[tuple[int, Any]]:
         """Loaders that the script still has, by number."""
@@ -249,9 +249,10 @@ class Loaders:
         return [one | {"keeps": self._keeps[one["id"]].grown() if one["id"] in self._keeps else {}}
                 for one in self.about]  # fmt: skip
 
-    def iterated(self, number: int, goes_on: Callable[[], bool]) -> None:
-        """By an iterator that may be all the script still has of it, as in `a = iter(DataLoader(…))`."""
-        self._goes_on[number] = goes_on
+    def iterated(self, number: int, fresh: Callable[[], bool]) -> None:
+        """By an iterator that may be all the script still has of it, as in `a = iter(DataLoader(…))`; `fresh`:
+        whether the script has it, and nothing was drawn from it."""
+        self._fresh[number] = fresh
 
     def known(self, one: Any) -> int | None:
         with suppress(TypeError):  # not hashable
@@ -268,7 +269,7 @@ class Loaders:
         number = self.known(one)
         if number is None:
             its, alive = role(place, one), set(self._numbers.values())
-            alive |= {number for number, goes_on in self._goes_on.items() if goes_on()}
+            alive |= {number for number, fresh in self._fresh.items() if fresh()}
             former = (before for before, of in enumerate(self._roles) if of == its and before not in alive)
             number = next(former, len(self.about))
             if number == len(self.about):

@@ -120,12 +120,12 @@ class Feed:
         self._pass = self._begin_pass() if self._capture.active else None
         if self._pass is not None:
             this = weakref.ref(self)
-            self._capture.loaders.iterated(self._pass.loader, lambda: (one := this()) is not None and not one.over)
+            self._capture.loaders.iterated(self._pass.loader, lambda: (one := this()) is not None and one.fresh)
 
     @property
-    def over(self) -> bool:
-        """Its loader has said that there is no more."""
-        return self._pass is None or self._pass.over
+    def fresh(self) -> bool:
+        """Nothing has been drawn yet: what begins beside it does not take its place."""
+        return self._pass is not None and not self._pass.over and not self._pass.batches
 
     @property
     def loader(self) -> Any:

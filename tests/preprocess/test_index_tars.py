@@ -95,13 +95,20 @@ def test_what_is_no_image_is_left_out_and_named(tmp_path: Path) -> None:
     assert done.exit_code == 1 and "1 sample left out, more than 0.1% of all" in done.output
 
 
-def test_samples_without_an_image_are_counted_and_named_by_their_tar(tmp_path: Path) -> None:
-    """As names with dots are: webdataset takes what is behind the first dot for the extension."""
+def test_images_with_dots_in_their_names_are_counted_and_named_by_their_tar(tmp_path: Path) -> None:
+    """webdataset takes what is behind the first dot for the extension."""
     good = saved(photo(1), "PNG")
     write_tar(tmp_path / "train" / "a.tar", [("one", good, b"0"), ("two.v2.1", good, b"0"), ("two.v2.2", good, b"1")])
     said = index_shards(tmp_path)[str(tmp_path / "train")]
-    assert said["samples"] == 1 and said["bad"] >= 1
-    assert "a.tar: 1 sample without an image" in said["left_out"][0]
+    assert (said["samples"], said["bad"], said["not_named"]) == (1, 2, 0)
+    assert said["left_out"][0].startswith("a.tar: 2 images whose extension has a dot")
+
+
+def test_what_describes_a_tar_is_no_sample(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train" / "a.tar", [("one", saved(photo(1), "PNG"), b"0")])
+    with tarfile.open(tmp_path / "train" / "a.tar", "a") as tar:
+        tar.addfile(tarfile.TarInfo("metadata.json"), io.BytesIO())
+    assert index_shards(tmp_path)[str(tmp_path / "train")]["bad"] == 0
 
 
 def test_what_has_no_label_or_no_key_of_its_own_is_left_out(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.process import how_it_ended, start_python, usable_cores, wait_or_kill
 from feedline.pipeline.base.settings import check_limits, limited
@@ -84,7 +82,7 @@ def hire(kind: str, study: Path, settings: Mapping[str, Any], device: str, confi
     if len(cores) > usable_cores():  # a quota says how many, not which: a random part, not everybody's first ones
         cores = sorted(random.sample(cores, usable_cores()))
     made = places(config, cores, visible_gpus(device))
-    starter = (os.getpid(), started_s(psutil.Process()))
+    starter = (os.getpid(), started_s())
     return [
         Order(kind=kind, study=str(study), settings=settings, starter=starter, cores=place.cores, gpus=place.gpus,
               at_most=config.at_most and len(range(job, config.at_most, len(made))))

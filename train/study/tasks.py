@@ -34,8 +34,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from feedline.pipeline.base.errors import BusyError, FeedlineError, first_line
 from feedline.pipeline.base.files import temporary_beside, write_atomically
 from feedline.pipeline.base.process import from_environment, read_text
@@ -44,8 +42,7 @@ LEASE_S, RENEW_S = 90.0, 10.0
 """A shared file system may show a file's times a minute late."""
 FAILURES, ATTEMPTS = 2, 5
 """A task is given up after so many failures of its own, or so many attempts (processes that were killed included)."""
-TOLD_S = 2.0
-"""A host tells when it was booted in whole seconds."""
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 NAME = re.compile(r"(\d+)\.(\d+)\.(?:lease|json)")
 
 State = Literal["complete", "pruned", "failed", "lost"]
@@ -81,24 +78,24 @@ def this_process() -> dict[str, Any]:
     namespace = ""
     with suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
-    host, own = socket.gethostname(), psutil.Process()
+    host = socket.gethostname()
     place = f"{host} {read_text('/proc/sys/kernel/random/boot_id')} {namespace}"
     job = {"job": os.environ.get("SLURM_JOB_ID"), "restart": from_environment("SLURM_RESTART_COUNT", 0)}
-    return {"host": host, "place": place, "pid": own.pid, "started": started_s(own), **job}
+    return {"host": host, "place": place, "pid": os.getpid(), "started": started_s(), **job}
 
 
-def started_s(process: psutil.Process) -> float:
-    """Seconds from the host's boot to a process's start, whatever its clock is set to meanwhile."""
-    booted_s = psutil.boot_time()
-    return process.create_time() - booted_s
+def started_s(pid: int | str = "self") -> float:
+    """Seconds from the host's boot to a process's start, whatever its clock is set to meanwhile; -1 where it has
+    ended."""
+    with suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()  # its field 3 on
+        return -1.0 if stat[0] == "Z" else int(stat[19]) / TICKS_PER_S
+    return -1.0
 
 
 def lives(pid: int, started: float) -> bool:
     """Whether that process, and not another one of its number, is there on this host."""
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return abs(started_s(process) - started) < TOLD_S and process.status() != psutil.STATUS_ZOMBIE
-    return False
+    return started_s(pid) == started
 
 
 def make_once(path: Path, content: Mapping[str, Any]) -> bool:

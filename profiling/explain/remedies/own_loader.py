@@ -148,7 +148,7 @@ def other_workers(at: Situation) -> Iterable[Change]:
 def _refused(at: Situation) -> Vain | None:
     """Its library makes its loader without workers, whatever it is told."""
     loader = at.measured.loader
-    if loader is None or loader.made_by != "ultralytics" or not at.measured.machine.on_cpu:
+    if loader is None or loader.made_by != "ultralytics" or not at.measured.machine.on_cpu or at.now.workers:
         return None
     return Vain("ultralytics takes no workers where it trains on a CPU")
 

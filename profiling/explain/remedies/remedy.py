@@ -85,8 +85,9 @@ Remedy = Callable[[Situation], Iterable[Change]]
 AT_MOST = "this is what it would give if it cost nothing"
 
 
-CROPS, RESIZES = re.compile("crop"), re.compile("resiz|scale|maxsize|zoom")
-"""In a transform's name."""
+CROPS = re.compile("^(rand(om)?|cent(er|re)|five|ten)?_?(spatial)?_?crop")
+RESIZES = re.compile("resiz|(?<!gray)(?<!grey)scale|maxsize|zoom")
+"""In a transform's name, lower case."""
 
 
 def image_size(loader: LoaderSeen | None) -> int | None:
@@ -98,26 +99,30 @@ def image_size(loader: LoaderSeen | None) -> int | None:
 
 
 def unheld(loader: LoaderSeen) -> str:
-    """What its batches have that prepared samples have not, which are a picture and the number of a class; "" where
-    nothing is known to be. Class numbers may be left out."""
-    seen = [(kind, *shape) for kind, shape in zip(loader.batch_dtypes, loader.batch_shapes, strict=False)]
-    pictures = [one for one in seen if len(one) == 5]  # the dtype first
-    classes = [one for one in seen if len(one) == 2 and one[0].startswith(("int", "uint"))]
+    """What its batches have that those of feedline's loader have not, which are pictures in colour and the numbers of
+    classes; "" where nothing is known to be. Classes may be left out."""
+    seen = list(zip(loader.batch_dtypes, loader.batch_shapes, strict=False))
+    if not seen or not all(shape for _, shape in seen) or loader.batch_size is None:
+        return ""
+    pictures = [one for one in seen if len(one[1]) == 4 and {1, 3} & {one[1][1], one[1][3]}]
+    classes = [one for one in seen if len(one[1]) - (one[1][-1] == 1) == 1 and one[0].startswith(("int", "uint"))]
+    if not pictures:
+        return "its batches are no pictures (N, 3, H, W) or (N, H, W, 3)"
     more = [one for one in seen if one not in (*pictures, *classes)] + pictures[1:] + classes[1:]
-    if seen and not pictures:
-        return "its batches are no pictures of one size"
-    words = [f"{kind} ({', '.join(map(str, shape))}{',' * (len(shape) == 1)})" for kind, *shape in more]
+    words = [f"{kind} ({', '.join(map(str, shape))}{',' * (len(shape) == 1)})" for kind, shape in more]
     return f"its batches have {' and '.join(words[:2])} beside them" if words else ""
 
 
 def native_crops(loader: LoaderSeen | None, seen: Iterable[str]) -> bool:
     """It crops pictures as they are stored, as super-resolution does: no transform that is known resizes them before.
     `seen`: names of those that were at work, of which no order is known."""
-    for name in map(str.lower, loader.transforms if loader else []):
-        if RESIZES.search(name) or CROPS.search(name):
-            return not RESIZES.search(name)
+    known = [name.lower() for name in (loader.transforms if loader else [])]
     names = [name.lower() for name in seen]
-    return any(map(CROPS.search, names)) and not any(map(RESIZES.search, names))
+    if not any(map(RESIZES.search, known)) and any(map(RESIZES.search, names)):
+        return False  # in code of its own, or inside one that is known by another name
+    cuts = (name for name in known or names if RESIZES.search(name) or CROPS.search(name))
+    first = next(cuts, "") if known else "crop" * any(map(CROPS.search, names))
+    return bool(first) and not RESIZES.search(first)
 
 
 def drafted_px(crop_px: int | None) -> int:

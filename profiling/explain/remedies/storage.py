@@ -33,7 +33,7 @@ CROWDED = 0.1  # share of a step that a model waits for its workers' cores, from
 FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast as before
 OWN_CROPS = (
     "crops are RGB, bilinear, 8 to 100 % of a picture, half of them mirrored (augment=Augment(scale=…, ratio=…, "
-    "flip=…) for others, train=False for the middle of each)"
+    "flip=…) for others, augment=Augment(train=False) for the middle of each)"
 )
 SHARDS = """from feedline.pipeline.shards_dataset import Shards
 dataset = Shards("OUT/train", transform=your_transforms)  # in place of yours: (Pillow image, class)"""
@@ -51,18 +51,17 @@ def prepared(at: Situation) -> Iterable[Change]:
     if loader is None or unwatched(at):
         return
     native = native_crops(loader, at.measured.workers.transforms)
-    if not _fits(loader) and (more := unheld(loader)):
-        if at.recording.trials:
-            why = f"prepared samples are a picture and the number of a class, and {more}"
-            yield Change(family="shards", remedy="prepared shards", then=at.now, effort=Effort.REWRITE,
-                         command="", why=NO_WAIT if at.hardly_waits else Vain(why))  # fmt: skip
-        return
+    lacks = "" if _fits(loader) else unheld(loader)
+    if lacks and at.recording.trials:
+        why = f"it gives a picture and the number of a class for each sample, and {lacks}"
+        yield Change(family="shards", remedy="feedline's loader", then=at.now, effort=Effort.REWRITE,
+                     command="", why=NO_WAIT if at.hardly_waits else Vain(why))  # fmt: skip
     as_is = {trial.loader: trial for trial in at.recording.trials if trial.codec == "as-is"}
     usual = at.now.workers or max(1, min(2, int(at.measured.machine.cores)))
     for trial in at.recording.trials:
         own_already = trial.codec == "as-is" and (trial.loader != "feedline" or loader.kind == "feedline")
         too_small = trial.size_px is not None and (trial.size_px < crop_px or (native and trial.smaller))
-        if own_already or too_small:
+        if own_already or too_small or (lacks and trial.loader == "feedline"):
             continue
         for count in sorted({usual, *at.workers}):
             then = _with_trial(at, count, trial, as_is.get(trial.loader))
@@ -200,7 +199,8 @@ def _needs(loader: LoaderSeen, trial: Trial) -> str:
     if _fits(loader):
         return ""
     if trial.loader != "feedline":
-        return "classes that are folders, or told by --source-option ground_truth=FILE"
+        more = ", and all else that a batch has made of a picture and its class" if unheld(loader) else ""
+        return f"classes that are folders, or told by --source-option ground_truth=FILE{more}"
     if loader.refused is None:
         return "your dataset's own code, if it has some, moved over by hand: not checked whether Loader.like takes it"
     refused = loader.refused.partition(": keep ")[0]  # your transforms and Shards, which are another way

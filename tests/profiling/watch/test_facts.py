@@ -64,6 +64,27 @@ def test_two_loaders_of_which_the_script_has_iterators_alone_are_two() -> None:
     assert [one.made for one in seen.recording.loaders] == [2, 2]
 
 
+def test_an_iterator_that_is_made_anew_before_its_end_is_one_loader_s() -> None:
+    with Profile(resources=False) as seen:
+        for _ in range(4):
+            batches = iter(DataLoader(data(), batch_size=8))
+            for _ in range(3):
+                next(batches)
+    assert [one.made for one in seen.recording.loaders] == [4]
+
+
+def test_of_a_dataset_no_code_is_asked_for_its_transforms() -> None:
+    class Unsure(TensorDataset):
+        transform = Named()
+
+        def __len__(self) -> int:
+            raise RuntimeError("not yet")
+
+    dataset = Unsure(torch.zeros(8, 4))
+    dataset.transform = Named()
+    assert settings(SimpleNamespace(dataset=dataset))["transforms"] == ["Named"]
+
+
 def test_of_feedlines_loader_the_transforms_that_it_was_given_are_named() -> None:
     config = LoaderConfig(transform=Tail([Named()]))
     ours, without = (SimpleNamespace(config=one) for one in (config, LoaderConfig()))

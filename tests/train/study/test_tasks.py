@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from feedline.pipeline.base.errors import BusyError, FeedlineError
@@ -170,10 +169,13 @@ def test_processes_that_join_do_each_task_once(study: Path, program: Program) ->
     assert not [path for path in (study / "tasks").iterdir() if path.name.startswith(".")]
 
 
-def test_a_process_lives_whatever_its_host_s_clock_is_set_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    began = started_s(psutil.Process())
-    assert lives(os.getpid(), began) and not lives(os.getpid(), began - 60)
-    true, clock = psutil.boot_time(), psutil.Process.create_time
-    monkeypatch.setattr(psutil, "boot_time", lambda: true + 3600)
-    monkeypatch.setattr(psutil.Process, "create_time", lambda process: clock(process) + 3600)
-    assert lives(os.getpid(), began)
+def test_a_process_lives_until_it_ends_and_another_of_its_number_is_not_it() -> None:
+    assert lives(os.getpid(), started_s()) and not lives(os.getpid(), started_s() - 60)
+    child = subprocess.Popen(["sleep", "60"])
+    began = started_s(child.pid)
+    assert lives(child.pid, began)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+    assert not lives(child.pid, began)
+    child.wait()
+    assert not lives(child.pid, began)

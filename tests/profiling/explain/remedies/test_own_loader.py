@@ -8,7 +8,7 @@ from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Compute, Costs, Recording
 from tests.profiling.recordings import made
-from tests.profiling.remedy_runs import begun_anew, first
+from tests.profiling.remedy_runs import begun_anew, first, with_loader
 
 
 def of_family(seen: Recording, family: str) -> list[Prediction]:
@@ -34,9 +34,15 @@ def test_a_loader_that_a_library_makes_is_set_there() -> None:
         loaders = [replace(seen.loaders[0], made_by=library)]
         found = of_family(replace(seen, loaders=loaders), "workers")
         assert next(one.command for one in found if one.remedy == "num_workers=4") == line
-        assert ("no workers where it trains on a CPU" in found[0].why) == (library == "ultralytics")
     (pin,) = of_family(replace(seen, loaders=loaders), "pin")
     assert pin.command == "images = images.to(device, non_blocking=True)"
+
+
+def test_ultralytics_takes_no_workers_on_a_cpu() -> None:
+    for workers, device, none in ((0, "cpu", True), (1, "cpu", False), (0, "cuda:0", False)):
+        seen = made(wait_s=0.2, compute_s=0.01, workers=workers, cores=4, stages={"decode": 0.004}, device=device)
+        (more, *_) = of_family(with_loader(seen, made_by="ultralytics"), "workers")
+        assert ("no workers where it trains on a CPU" in more.why) is none
 
 
 def test_a_worker_that_sleeps_is_not_said_to_read() -> None:

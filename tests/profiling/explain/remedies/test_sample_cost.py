@@ -57,7 +57,8 @@ def test_draft_is_for_jpegs_and_for_pictures_that_are_resized_anyway() -> None:
 
     def told(paths: list[str], **loader: Any) -> Prediction:
         theirs = replace(seen, sample_paths=paths, loaders=[replace(seen.loaders[0], **loader)])
-        return next(one for one in found_in(theirs, functions=functions) if one.family == "stage")
+        found = found_in(theirs, functions=functions, transforms={})
+        return next(one for one in found if one.family == "stage")
 
     assert not told(["a/x.jpg", "a/y.png"]).vain and not told([]).vain
     assert "they are no JPEGs" in told(["a/x.PNG", "a/y.png"]).why

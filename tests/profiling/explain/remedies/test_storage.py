@@ -89,8 +89,12 @@ def test_floats_stay_floats_where_settings_are_moved_by_hand() -> None:
         (["float32", "int64"], [[32, 3, 64, 64], [32, 64, 64]], "have int64 (32, 64, 64) beside"),
         (["float32", "float32"], [[32, 3, 64, 64], [32, 6]], "have float32 (32, 6) beside"),
         (["float32", "float32"], [[32, 3, 64, 64], [32]], "have float32 (32,) beside"),
+        (["uint8", "int32"], [[32, 64, 64, 3], [32, 1]], ""),
+        (["float32", "int64", "int64"], [[32, 1, 28, 28], [32], [32]], "have int64 (32,) beside"),
+        (["float32", "int64"], [[], []], ""),
+        (["float32", "int64"], [[32, 13, 64, 64], [32]], "are no pictures (N, 3, H, W)"),
         (["float32", "float32"], [[32, 3, 32, 32], [32, 3, 64, 64]], "have float32 (32, 3, 64, 64) beside"),
-        (["float32", "int64"], [[32, 512], [32]], "are no pictures of one size"),
+        (["float32", "int64"], [[32, 512], [32]], "are no pictures (N, 3, H, W)"),
     ],
 )
 def test_what_prepared_samples_do_not_hold_is_said(dtypes: list[str], shapes: list[list[int]], lacks: str) -> None:
@@ -99,6 +103,9 @@ def test_what_prepared_samples_do_not_hold_is_said(dtypes: list[str], shapes: li
     first_of = of_family(seen, "shards")[0]
     assert first_of.vain == bool(lacks) and lacks in first_of.why
     assert bool(of_family(seen, "loader")) == (not lacks)
+    own = [replace(one, loader="script") for one in TRIALS]
+    shards = of_family(replace(seen, trials=[*TRIALS, *own]), "own-shards")[0]
+    assert ("made of a picture and its class" in shards.needs) == bool(lacks)
     taken = with_loader(seen, refused="")
     assert not of_family(taken, "shards")[0].vain
 
@@ -130,6 +137,9 @@ def test_a_script_on_feedlines_loader_gives_it_the_shards() -> None:
         ([], ["RandomCrop", "ToTensor"], True),
         ([], ["RandomCrop", "resize"], False),
         ([], ["ToTensor"], False),
+        (["TwoCropsTransform"], ["RandomResizedCrop"], False),
+        (["RandomGrayscale", "RandomCrop"], [], True),
+        (["RandomCrop", "ToTensor"], ["RandomCrop", "resize"], False),
     ],
 )
 def test_pictures_that_are_cropped_as_they_are_stored_stay_as_large(
