@@ -29,7 +29,10 @@ def inspect(out: Path) -> dict[str, dict[str, Any]]:
 def splits(out: Path) -> Sequence[Path]:
     folders = prepared_splits(out)
     if not folders:
-        raise DatasetError(f"{out} is not a prepared dataset (no manifest.json): run `feedline prepare` first")
+        other = " nor a checkpoint (.pt): give a folder" if out.is_file() else ""
+        raise DatasetError(
+            f"{out} is not a prepared dataset (no manifest.json){other or ': run `feedline prepare` first'}"
+        )
     return folders
 
 

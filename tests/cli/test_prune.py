@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from feedline.cli.main import app
 from feedline.cli.prune import accuracy_table, prune_page
-from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.profiling.render.html import document
 from feedline.profiling.render.plain_text import text
 from feedline.train.checkpoint import CheckpointError
@@ -69,8 +69,11 @@ def test_inspect_shows_the_weights_of_a_run(run: Path, tmp_path: Path) -> None:
     assert [row["quantile"] for row in record["checkpoints"]["epoch-0001"]["thresholds"]] == [0.25, 0.75]
     assert "LAYERS\n  Of step-0000012." in said and "<svg" in (tmp_path / "page.html").read_text()
     assert "THRESHOLDS\n  Of epoch-0000." in feedline("inspect", str(run / "checkpoints/epoch-0000.pt"))
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(DatasetError, match="nor a checkpoint"):
         feedline("inspect", str(tmp_path / "record.json"))
+    (tmp_path / "torn.pt").write_bytes(b"no zip")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        feedline("inspect", str(tmp_path / "torn.pt"))
 
 
 def test_the_page_has_means_and_spread_over_seeds_and_what_is_not_known_yet() -> None:

@@ -131,7 +131,7 @@ def test_of_two_loaders_that_take_turns_unevenly_too() -> None:
 
 def test_of_two_trainings_one_after_the_other_the_longer_one_is_told_of() -> None:
     """Though the other has more steps."""
-    long, short = DataLoader(Slow(), batch_size=8), DataLoader(data(320), batch_size=8)
+    long, short = DataLoader(Slow(), batch_size=8), DataLoader(data(200), batch_size=8)
     with Profile(resources=False) as seen:
         for batches in (long, short):
             training = Training()
