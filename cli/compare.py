@@ -9,7 +9,6 @@ import typer
 from feedline.benchmarks.grid import AXES, Grid, flag
 from feedline.cli.common import HtmlFile, Record, progress, show, stderr
 from feedline.cli.options import Option, Options, Settings, command, fields, source
-from feedline.pipeline.base.process import signals_held
 
 CODECS = ",".join(source("pipeline.codecs.table")["NAMES"])
 AXIS_OPTIONS = Options(
@@ -41,9 +40,8 @@ def compare(
 
     Example: feedline compare OUT --num-workers 0,1,2,4 --codec jpeg,raw
     """
-    with signals_held():  # torch, while it is imported, takes a Ctrl-C for a module that is missing
-        from feedline.benchmarks.compare import compare as measure_all
-        from feedline.benchmarks.pages import compare_page
+    from feedline.benchmarks.compare import compare as measure_all
+    from feedline.benchmarks.pages import compare_page
 
     grid = Grid(axes={name: values for name, values in asked.items() if values is not None})
     with progress("compare", "windows") as advance:

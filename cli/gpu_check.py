@@ -7,7 +7,6 @@ import typer
 
 from feedline.cli.common import HtmlFile, Record, progress, show
 from feedline.cli.options import Settings, command, fields
-from feedline.pipeline.base.process import signals_held
 
 OPTIONS = fields(
     "benchmarks.gpu_check.GpuCheckConfig",
@@ -30,10 +29,9 @@ def gpu_check(
 
     Example: feedline gpu-check --html gpu.html
     """
-    with signals_held():  # torch, while it is imported, takes a Ctrl-C for a module that is missing
-        from feedline.benchmarks.gpu_check import GpuCheckConfig, check
-        from feedline.benchmarks.measure.rounds import Bench, check_devices
-        from feedline.benchmarks.pages import gpu_check_page
+    from feedline.benchmarks.gpu_check import GpuCheckConfig, check
+    from feedline.benchmarks.measure.rounds import Bench, check_devices
+    from feedline.benchmarks.pages import gpu_check_page
 
     options["device"] = check_devices([1], options["device"], options["models"])
     with Bench() as bench, progress("gpu-check", "windows") as told:

@@ -7,7 +7,6 @@ import typer
 
 from feedline.cli.common import OUTPUT, HtmlFile, Record, console, progress, show
 from feedline.cli.options import Settings, command, fields
-from feedline.pipeline.base.process import signals_held
 
 OPTIONS = fields(
     "benchmarks.tune.TuneConfig",
@@ -33,9 +32,8 @@ def tune(
 
     Example: feedline tune OUT --model mobilenet_v2 && feedline train OUT --config tuned.json
     """
-    with signals_held():  # torch, while it is imported, takes a Ctrl-C for a module that is missing
-        from feedline.benchmarks.pages import tune_page
-        from feedline.benchmarks.tune import tune as search
+    from feedline.benchmarks.pages import tune_page
+    from feedline.benchmarks.tune import tune as search
 
     with progress("tune", "windows") as advance:
         result = search(dataset, out=out, on_progress=advance, **options)

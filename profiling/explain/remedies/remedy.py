@@ -120,8 +120,7 @@ def native_crops(loader: LoaderSeen | None, seen: Iterable[str]) -> bool:
     names = [name.lower() for name in seen]
     if not any(map(RESIZES.search, known)) and any(map(RESIZES.search, names)):
         return False  # in code of its own, or inside one that is known by another name
-    cuts = (name for name in known or names if RESIZES.search(name) or CROPS.search(name))
-    first = next(cuts, "") if known else "crop" * any(map(CROPS.search, names))
+    first = next((name for name in known or names if RESIZES.search(name) or CROPS.search(name)), "")
     return bool(first) and not RESIZES.search(first)
 
 
