@@ -68,6 +68,8 @@ class LoaderSeen:
     persistent_workers: bool | None = None
     dataset: str | None = None
     dataset_samples: int | None = None
+    folder: str | None = None
+    """That of a torchvision dataset of class folders, as the script gives it."""
     transforms: list[str] = field(default_factory=list)
     """Names of the transforms seen, in their order where the dataset shows it."""
     batch_dtypes: list[str] = field(default_factory=list)

@@ -55,6 +55,7 @@ def settings(one: Any) -> dict[str, Any]:
         "persistent_workers": _bool(told("persistent_workers")),
         "dataset": quietly(lambda: type(innermost(dataset)).__name__) if dataset is not None else None,
         "dataset_samples": _length(dataset),
+        "folder": quietly(lambda: _folder(innermost(dataset))),
         "transforms": quietly(lambda: _transforms(dataset if dataset is not None else of(one, "config"))) or [],
     }
 
@@ -132,6 +133,12 @@ def _transforms(dataset: Any) -> list[str]:
         members = [found]
     told = ((getattr(member, "__name__", None), type(member).__name__) for member in members[:32])
     return [name if name and isinstance(name, str) else of_type for name, of_type in told]
+
+
+def _folder(dataset: Any) -> str | None:
+    """That of torchvision's folders of classes, which `feedline prepare` reads as they do."""
+    known = any(kind.__module__ == "torchvision.datasets.folder" for kind in type(dataset).__mro__)
+    return os.fsdecode(dataset.root) if known else None
 
 
 def _int(value: Any) -> int | None:

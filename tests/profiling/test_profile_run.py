@@ -344,6 +344,7 @@ def test_an_image_folder_and_mobilenet(tmp_path: Path) -> None:
         480,
         1,
     )
+    assert loader.folder == str(tmp_path)
     assert loader.transforms == ["RandomResizedCrop", "RandomHorizontalFlip", "ToTensor", "Normalize"]
     assert (done.recording.compute.optimizer, done.recording.optimizer_steps) == ("SGD", 60)
     (worker,) = done.recording.workers

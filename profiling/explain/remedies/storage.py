@@ -5,6 +5,7 @@ them out.
 """
 
 import math
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -144,7 +145,7 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
         remedy=f"{what}, {whose}{workers}",
         then=then, effort=Effort.PREPARING if easily else Effort.REWRITE,
         why=NO_WAIT if at.hardly_waits else _why_prepared(at, trial, then),
-        command=f"{_prepare_command(trial)}\n{_loader_lines(at, loader, count) if ours else SHARDS}",
+        command=f"{_prepare_command(loader, trial)}\n{_loader_lines(at, loader, count) if ours else SHARDS}",
         needs=_needs(loader, trial), changes="; ".join(filter(None, _changes(at, loader, trial))), trial=trial,
         extra_error=math.hypot(max(0.05, spread), of_batches),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
@@ -167,10 +168,10 @@ def _why_prepared(at: Situation, trial: Trial, then: Throughput) -> str:
     return why + limit + (faster if moved else "")
 
 
-def _prepare_command(trial: Trial) -> str:
+def _prepare_command(loader: LoaderSeen, trial: Trial) -> str:
     square = ":square" if trial.codec == "raw" else ""
     form = "--codec keep" if trial.codec == "as-is" else f"--output {trial.size_px}:{trial.codec}{square}"
-    return f"feedline prepare SOURCE OUT {form}"
+    return f"feedline prepare {shlex.quote(loader.folder or 'SOURCE')} OUT {form}"
 
 
 def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:

@@ -69,6 +69,12 @@ def test_feedlines_loader_is_offered_as_what_it_takes(
     assert all(("augment=Augment(" in one.changes) == (refused != "") for one in (shards, keep))
 
 
+def test_the_folder_that_the_script_reads_is_the_one_to_prepare() -> None:
+    seen = with_loader(made(trials=TRIALS, ceiling=3000.0), folder="my photos/train")
+    keep = of_family(seen, "loader")[0]
+    assert keep.command.splitlines()[0] == "feedline prepare 'my photos/train' OUT --codec keep"
+
+
 def test_floats_stay_floats_where_settings_are_moved_by_hand() -> None:
     cpu, cuda = 'device="cpu"', 'device="cuda"'
     for dtypes, device, floats in ((["float32"], "cpu", cpu), (["float32"], "cuda:0", cuda), (["uint8"], "cpu", "")):
