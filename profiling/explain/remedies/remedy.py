@@ -150,6 +150,17 @@ def loader_line(at: Situation, words: str, of_torch: str = "") -> str:
     return kind.call.format(words) if kind.call else f"DataLoader(…, {words}{of_torch})"
 
 
+def folder_of(at: Situation, otherwise: str) -> str:
+    """Of the script's dataset, as a word of a command."""
+    known = at.measured.loader.folder if at.measured.loader is not None else None
+    return shlex.quote(known or otherwise)
+
+
+def busy_time(at: Situation) -> str:
+    """Of what shares of a sample's stages are, in words."""
+    return "a worker's busy time" if at.now.workers else "the time that batches take to make"
+
+
 def launcher(recording: Recording) -> str:
     """The program that starts the script: torchrun, accelerate; "" where Python does."""
     first, *others = recording.script.argv or [""]

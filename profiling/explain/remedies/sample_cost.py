@@ -35,6 +35,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Effort,
     Remedy,
     Vain,
+    busy_time,
     drafted_px,
     error_between,
     image_size,
@@ -222,9 +223,8 @@ def _cheaper(at: Situation, stage: str) -> Change:
     where = f" in {place}" if place and own else ""
     hint = f" ({cure.hint})" if cure.hint and not (own and stage == "transform") else ""
     given = f"{units.percent(left)} of it is left, as {cure.known}" if left else AT_MOST
-    of = "a worker's busy time" if at.now.workers else "the time that batches take to make"
     what = "making samples" if once else "it"
-    why: str = f"{what} takes {units.percent(share)} of {of}{where}: {given}{hint}"
+    why: str = f"{what} takes {units.percent(share)} of {busy_time(at)}{where}: {given}{hint}"
     if left > HARDLY_LESS:
         why = Vain("draft() decodes yours no faster: they are no JPEGs, or too small for it")
     elif cured == "decode" and not own and native_crops(at.measured.loader, at.measured.workers.transforms):

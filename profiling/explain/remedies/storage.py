@@ -5,7 +5,6 @@ them out.
 """
 
 import math
-import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -19,6 +18,8 @@ from feedline.profiling.explain.remedies.remedy import (
     Effort,
     Remedy,
     Vain,
+    busy_time,
+    folder_of,
     image_size,
     native_crops,
     unheld,
@@ -145,7 +146,7 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
         remedy=f"{what}, {whose}{workers}",
         then=then, effort=Effort.PREPARING if easily else Effort.REWRITE,
         why=NO_WAIT if at.hardly_waits else _why_prepared(at, trial, then),
-        command=f"{_prepare_command(loader, trial)}\n{_loader_lines(at, loader, count) if ours else SHARDS}",
+        command=f"{_prepare_command(at, trial)}\n{_loader_lines(at, loader, count) if ours else SHARDS}",
         needs=_needs(loader, trial), changes="; ".join(filter(None, _changes(at, loader, trial))), trial=trial,
         extra_error=math.hypot(max(0.05, spread), of_batches),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
@@ -168,10 +169,10 @@ def _why_prepared(at: Situation, trial: Trial, then: Throughput) -> str:
     return why + limit + (faster if moved else "")
 
 
-def _prepare_command(loader: LoaderSeen, trial: Trial) -> str:
+def _prepare_command(at: Situation, trial: Trial) -> str:
     square = ":square" if trial.codec == "raw" else ""
     form = "--codec keep" if trial.codec == "as-is" else f"--output {trial.size_px}:{trial.codec}{square}"
-    return f"feedline prepare {shlex.quote(loader.folder or 'SOURCE')} OUT {form}"
+    return f"feedline prepare {folder_of(at, 'SOURCE')} OUT {form}"
 
 
 def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:
@@ -256,13 +257,13 @@ def without_reading(at: Situation) -> Iterable[Change]:
     reads cost by themselves."""
     if unwatched(at):
         return
-    now, storage = at.now, at.measured.storage
+    now, storage, folder = at.now, at.measured.storage, folder_of(at, "DATA")
     left_s, error_s = max(0.0, now.worker_s - storage.blocked_s), storage.error * now.worker_s
     if storage.limits:  # reads' own CPU time goes, too
         left_s, error_s = at.without_reads_s
     share = 1.0 - left_s / now.worker_s if now.worker_s else 0.0
     waits = min(share, storage.blocked_s / now.worker_s) if now.worker_s else 0.0
-    reason = f"waiting in reads takes {units.percent(waits)} of a worker's busy time"
+    reason = f"waiting in reads takes {units.percent(waits)} of {busy_time(at)}"
     then, why = now, NO_WAIT if share >= SURE else Vain(reason)
     if share >= SURE and not at.hardly_waits:
         cpu_s = min(now.worker_cpu_s, left_s)
@@ -280,7 +281,7 @@ def without_reading(at: Situation) -> Iterable[Change]:
         why = type(why)(why + later)
     yield Change(family="cache", remedy="cache in RAM", then=now if no_room else then, effort=Effort.CODE,
                  why=Vain(f"{units.size(whole)} of data do not fit into {memory}") if no_room else why,
-                 command="cp -r DATA /dev/shm/  # and give the script that path", needs=needs, extra_error=error,
+                 command=f"cp -r {folder} /dev/shm/  # and give the script that path", needs=needs, extra_error=error,
                  cost="a copy before each training", target="read")  # fmt: skip
     if cold := _slower_when_cold(at):
         always = _outgrows_memory(at, at.recording.costs.read_bytes or 0.0)
@@ -288,7 +289,7 @@ def without_reading(at: Situation) -> Iterable[Change]:
         from_storage = f"; from storage itself, as {when}, the loop runs at {units.rate(cold.value)}"
         why = type(why)(why + from_storage)
     yield Change(family="storage", remedy="faster storage", then=then, effort=Effort.HARDWARE, why=why,
-                 command="rsync -a DATA /local/  # a disk of this machine; and give the script that path",
+                 command=f"rsync -a {folder} /local/  # a disk of this machine; and give the script that path",
                  needs="a faster disk, or one nearer", extra_error=error, target="read")  # fmt: skip
 
 

@@ -73,6 +73,7 @@ def test_the_folder_that_the_script_reads_is_the_one_to_prepare() -> None:
     seen = with_loader(made(trials=TRIALS, ceiling=3000.0), folder="my photos/train")
     keep = of_family(seen, "loader")[0]
     assert keep.command.splitlines()[0] == "feedline prepare 'my photos/train' OUT --codec keep"
+    assert of_family(seen, "cache")[0].command.startswith("cp -r 'my photos/train' /dev/shm/")
 
 
 def test_floats_stay_floats_where_settings_are_moved_by_hand() -> None:
