@@ -64,7 +64,7 @@ def profile(
       feedline profile --steps 200 accelerate launch --num_processes 2 train.py
     """
     from feedline.profiling.interrupts import hearing
-    from feedline.profiling.profile_run import INTERRUPTED, chosen_legs, noted, study
+    from feedline.profiling.profile_run import INTERRUPTED, chosen_legs, study
 
     if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("LOCAL_RANK"):  # one profiler watches all ranks
         raise UsageError("started by torchrun: turn it around, feedline profile torchrun [options] SCRIPT")
@@ -76,7 +76,7 @@ def profile(
         recording = done.recording
         if trials:
             why = INTERRUPTED if interrupts.number else "the script failed" if failed else ""
-            recording = noted(recording, f"no trials: {why}") if why else with_trials(with_reads(recording))
+            recording = recording.noted(f"no trials: {why}") if why else with_trials(with_reads(recording))
         diagnosis = diagnose(recording)
         if failed:
             flags = {flag for option in context.command.params for flag in option.opts}
@@ -120,8 +120,6 @@ def tell_failure(
 
 def with_reads(recording: Recording) -> Recording:
     """What storage gives to reads of the script's own files: a second, past the page cache."""
-    from feedline.profiling.profile_run import noted
-
     if recording.train_loader is None or not recording.sample_paths:
         return recording
     try:
@@ -132,17 +130,17 @@ def with_reads(recording: Recording) -> Recording:
     except ImportError:  # no NumPy here
         return recording
     except Exception as error:  # files that have changed or vanished meanwhile must not cost the verdict
-        return noted(recording, f"what the storage gives was not tried: {type(error).__name__}: {error}")
+        return recording.noted(f"what the storage gives was not tried: {type(error).__name__}: {error}")
 
 
 def with_trials(recording: Recording) -> Recording:
     """What the script's own samples would cost at other sizes and codecs, where that room is installed."""
     from feedline.profiling.interrupts import Interrupted, hearing
-    from feedline.profiling.profile_run import INTERRUPTED, noted
+    from feedline.profiling.profile_run import INTERRUPTED
 
     with hearing() as interrupts:
         if interrupts.number:  # nothing is imported for it: the prompt shall be back
-            return noted(recording, f"no trials: {INTERRUPTED}")
+            return recording.noted(f"no trials: {INTERRUPTED}")
     try:
         from feedline.benchmarks.what_if import needless, what_if, why_none
     except ImportError:  # no image libraries here: the other predictions stand
@@ -153,9 +151,9 @@ def with_trials(recording: Recording) -> Recording:
                 say("the script is done; some of its samples are tried in other forms (seconds; --no-trials: not)")
             trials = what_if(recording)
     except Interrupted:
-        return noted(recording, f"no trials: {INTERRUPTED}")
+        return recording.noted(f"no trials: {INTERRUPTED}")
     except Exception as error:  # files that have changed or vanished meanwhile must not cost the verdict
-        return noted(recording, f"no trials: {type(error).__name__}: {error}")
+        return recording.noted(f"no trials: {type(error).__name__}: {error}")
     if not trials and recording.train_loader is not None:
-        return noted(recording, why_none(recording))
+        return recording.noted(why_none(recording))
     return replace(recording, trials=trials)

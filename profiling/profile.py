@@ -28,7 +28,7 @@ from feedline.pipeline.base.scratch import scratch_folder
 from feedline.profiling import probe
 from feedline.profiling.launch import Run
 from feedline.profiling.machine.resources import ResourceSampler
-from feedline.profiling.profile_run import explained, noted
+from feedline.profiling.profile_run import explained
 from feedline.profiling.record.diagnostic import progress
 from feedline.profiling.record.journal import Journal, StudyConfig
 from feedline.profiling.record.merge import merge, scopes
@@ -240,7 +240,7 @@ class Profile:
             capture.tell()
             script = self._script("", "itself", None)
             recording = merge(capture.journal, origin=capture.origin, argv=script.argv, script=script)
-            return noted(recording, "seen by `feedline profile` so far; its own report has all of it")
+            return recording.noted("seen by `feedline profile` so far; its own report has all of it")
 
         try:
             yield

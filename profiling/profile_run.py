@@ -30,15 +30,8 @@ def study(config: StudyConfig, report: Report = lambda _: None) -> Run:
 
 def explained(config: StudyConfig, run: Run, *, interrupted: bool) -> Recording:
     """The run's recording, with notes on what is missing of its legs and lines. The journal's folder is there."""
-    recording = run.recording
     missing = _what_is_missing(config, run, interrupted=interrupted)
-    for note in (missing, _not_timed(config, recording), _disturbed(recording)):
-        recording = noted(recording, note) if note else recording
-    return recording
-
-
-def noted(recording: Recording, note: str) -> Recording:
-    return replace(recording, notes=[*recording.notes, note])
+    return run.recording.noted(missing, _not_timed(config, run.recording), _disturbed(run.recording))
 
 
 def _what_is_missing(config: StudyConfig, run: Run, *, interrupted: bool) -> str:

@@ -323,6 +323,10 @@ class Recording:
         """Empty where it was not measured."""
         return next((leg for leg in self.legs if leg.name == name), Leg(name=name))
 
+    def noted(self, *notes: str) -> "Recording":
+        """With these notes too, as far as they say something."""
+        return replace(self, notes=[*self.notes, *filter(None, notes)])
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready. Steps are kept as columns: there may be a hundred thousand."""
         return cast("dict[str, Any]", to_plain(self))
