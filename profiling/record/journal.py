@@ -31,6 +31,8 @@ OWN_EPOCH = -1
 """Of rows that an optimiser's steps delimit: their loop asks no watched loader."""
 NOTABLE = 0.2
 """Share of the cores that neighbours may have while a leg's window lasts."""
+OF_STEP = ("backward_s", "optimizer_s", "pause_s", "sync_s", "syncs")
+"""Fields of a `StepRow` that say what its step did, and go over to the row whose step it is part of."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,12 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from feedline.profiling.record.journal import OWN_EPOCH, StepRow
+from feedline.profiling.record.journal import OF_STEP, OWN_EPOCH, StepRow
 
 ONE_EACH = 0.8  # of the steps
 CLEARLY, LITTLE = 1.2, 0.02  # waited for longer than for another one, and of the steps' time
 AT_ONCE = 0.1  # of a step: two batches that are drawn one behind the other are nearer
 SELDOM = 0.05  # a turn in so many steps is too little to tell all of them by
-OF_STEP = ("backward_s", "optimizer_s", "pause_s", "sync_s", "syncs")
-"""Of a row, what its step did."""
 
 
 def hand_steps_over(rows: Mapping[int, Sequence[StepRow]], trainers: Sequence[dict[str, Any]]) -> bool:
@@ -67,8 +65,9 @@ def _beside(mine: Sequence[StepRow], trained: Sequence[StepRow]) -> bool:
     if 2 * len({row.epoch for row in mine}) > len(mine):
         return False
     if sum(row.trained for row in mine) >= ONE_EACH * len(mine):
-        within = [number >= 0 and row.start_s < _end_s(mine[number]) for number, row in zip(at, trained, strict=True)]
-        return sum(within) >= ONE_EACH * len(trained) and len(mine) >= SELDOM * len(trained)
+        ends = [row.start_s + row.duration_s for row in mine]
+        within = sum(number >= 0 and row.start_s < ends[number] for number, row in zip(at, trained, strict=True))
+        return within >= ONE_EACH * len(trained) and len(mine) >= SELDOM * len(trained)
     if len(set(at) - {-1}) < ONE_EACH * max(len(trained), len(mine)):
         return False
     pairs = [(mine[number], row) for number, row in zip(at, trained, strict=True) if number >= 0]
@@ -79,7 +78,3 @@ def _beside(mine: Sequence[StepRow], trained: Sequence[StepRow]) -> bool:
         if number + 1 < len(mine)
     ]
     return min(before, median(behind or [before])) < AT_ONCE * median(row.duration_s for row in trained)
-
-
-def _end_s(row: StepRow) -> float:
-    return row.start_s + row.duration_s

@@ -138,11 +138,10 @@ def _phases(rows: Sequence[StepRow], *, anywhere: bool) -> Phases:
 
 
 def _loader(about: About, workers: Iterable[About], phases: Iterable[tuple[tuple[int, int], Phase]]) -> LoaderSeen:
-    keeps = Counter(about.get("keeps"))
-    for one in workers:
+    keeps = Counter[str]()
+    for one in (about, *workers):
         keeps.update(one.get("keeps"))
-    seen: About = about | {"keeps": dict(keeps)}
-    return LoaderSeen(**seen, phase=_loader_phase(phases, about["id"]))
+    return LoaderSeen(**about | {"keeps": dict(keeps), "phase": _loader_phase(phases, about["id"])})
 
 
 def _loader_phase(phases: Iterable[tuple[tuple[int, int], Phase]], loader: int) -> Phase:

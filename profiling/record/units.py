@@ -91,13 +91,6 @@ def size(value_bytes: float | None) -> str:
     return f"{value_bytes:.0f} B"
 
 
-def part_of(used_bytes: float | None, total_bytes: float | None) -> str:
-    """20 GB of 80 GB; a dash when neither is known."""
-    if not known(used_bytes) and not known(total_bytes):
-        return UNKNOWN
-    return f"{size(used_bytes)} of {size(total_bytes)}"
-
-
 NOISY = "too noisy to tell"
 FREE_AT_MOST = 1.1
 """Of a ceiling: a loop that reaches more has shown that it was measured wrongly."""

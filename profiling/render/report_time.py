@@ -45,7 +45,8 @@ def gpu_means(gpu: Gpu) -> dict[str, tuple[str, str]]:
         if name in GPU_SHARES:
             words = units.percent(value)
         elif name == "memory_used_bytes":
-            words = units.part_of(value, gpu.memory_total_bytes)
+            both = (value, gpu.memory_total_bytes)
+            words = " of ".join(map(units.size, both)) if any(map(units.known, both)) else units.UNKNOWN
         else:
             scale, unit = next((of for end, of in GPU_UNITS.items() if name.endswith(end)), (1.0, ""))
             words = units.rate(None if value is None else value / scale, unit)

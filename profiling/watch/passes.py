@@ -16,12 +16,10 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedline.profiling.record.journal import OWN_EPOCH, StepRow
+from feedline.profiling.record.journal import OF_STEP, OWN_EPOCH, StepRow
 
 EVAL_BATCHES = 3  # a pass with this many batches inside one open row is an evaluation, whether it ends or breaks off
 MOST_OPEN = 16  # passes that may go on: what scripts broke off is forgotten, the oldest first
-OF_STEP = ("backward_s", "optimizer_s", "pause_s", "sync_s", "syncs")
-"""Fields of a row that go over to the one whose step it is part of."""
 
 
 @dataclass
