@@ -71,9 +71,7 @@ def handing_over(at: Situation) -> float:
 def idle_workers(at: Situation) -> Vain | None:
     """Why nothing that workers do would help: a loop that waits in most of its steps although each of them idles.
     Where it waits long now and then, for a batch that takes long, the others idle meanwhile."""
-    if waiting_beside(at) < DATA_BOUND or not at.measured.workers.surely_idle:
-        return None
-    if waits_now_and_then(at):
+    if waiting_beside(at) < DATA_BOUND or not at.measured.workers.surely_idle or waits_now_and_then(at):
         return None
     idle, unpickles = units.percent(at.measured.workers.stages["idle"]), at.measured.unpickling_limits
     what = "the handing over of batches" if unpickles else "something else than their work"
@@ -94,9 +92,8 @@ def missing_batches(at: Situation) -> int:
     spare = min((each.get("idle", 0.0) for _, each in workers.each if each), default=0.0)
     if waiting_beside(at) < DATA_BOUND or spare < SPARE or workers.slow or not waits_now_and_then(at):
         return 0
-    if at.measured.unpickling_limits or at.measured.own_part_limits or at.measured.machine.others_cores:
-        return 0
-    if at.factor * SOME > 1.0:
+    measured, lost = at.measured, at.factor * SOME <= 1.0
+    if measured.unpickling_limits or measured.own_part_limits or measured.machine.others_cores or not lost:
         return 0
     waits = sorted(map(waited_s, steps))
     longest = [wait for wait in waits if wait > statistics.fmean(waits)]

@@ -83,8 +83,6 @@ class Change(Offer):
 
 Remedy = Callable[[Situation], Iterable[Change]]
 AT_MOST = "this is what it would give if it cost nothing"
-
-
 CROPS = re.compile("^(rand(om)?|cent(er|re)|five|ten)?_?(spatial)?_?crop")
 RESIZES = re.compile("resiz|(?<!gray)(?<!grey)scale|maxsize|zoom")
 """In a transform's name, lower case."""

@@ -76,8 +76,6 @@ TORCHS_COLLATE = "collate.py:"
 OPENS = re.compile(r":(ZipFile\.(__init__|_RealGetContents)|TarFile\.(__init__|open|next|getmembers)|make_fid)$")
 """What reads an archive's list of members, or an HDF5 file's head."""
 ARCHIVES = (".h5", ".hdf5", ".npz", ".zip", ".tar", ".tgz", ".tar.gz")
-
-
 NAMED = {"blocked": "no waiting outside", "lock": "no lock between workers"}
 """Remedies that are not called after their stage."""
 NO_JPEGS = (".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".npy", ".npz")

@@ -12,8 +12,6 @@ from feedline.profiling.record import units
 
 ANEW = 0.4  # share of its passes, begun twice by some frameworks, from which a loader is made anew for each epoch
 KEPT = 0.02  # of what a sample costs, where its dataset has kept it
-
-
 SET_BETWEEN = "what the script sets in its dataset between epochs reaches the workers no more"
 
 

@@ -29,8 +29,6 @@ SETTLE_STEPS = 2  # of a window, left out: the first replayed batch still finds 
 LEAST_STEPS = 4  # of a window, however long they take
 FINISHED_S, FINISH_MOST_S = 0.1, 5.0
 """Workers that were idle for so long have no batch to make; nobody waits longer than that for it."""
-
-
 LEGS: tuple[LegName, ...] = ("normal", "cached", "loader_only")
 """What `--legs` asks for; a script's own run has the cold one too."""
 
