@@ -18,11 +18,9 @@ from typing import Any
 from feedline.profiling.watch.capture import Finished
 from feedline.profiling.watch.patches import Patches
 
-LIGHTNING = ("Trainer.save_checkpoint",)
-LIGHTNING_CALLBACK = tuple(
-    f"ModelCheckpoint.{name}" for name in ("_save_checkpoint", "_remove_checkpoint", "_link_checkpoint")
-)
-LIGHTNING_IO = ("TorchCheckpointIO.save_checkpoint", "TorchCheckpointIO.remove_checkpoint")
+LIGHTNING, FABRIC = ("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric")
+CALLBACKS = ("_save_checkpoint", "_remove_checkpoint", "_link_checkpoint")
+FILES = ("TorchCheckpointIO.save_checkpoint", "TorchCheckpointIO.remove_checkpoint")
 SAVERS: dict[str, tuple[str, ...]] = {
     "torch": ("save", "serialization.save"),
     "torch.jit._serialization": ("save",),
@@ -35,15 +33,10 @@ SAVERS: dict[str, tuple[str, ...]] = {
     "ignite.handlers.checkpoint": ("DiskSaver.__call__", "DiskSaver.remove"),
     "feedline.train.checkpoint": ("Checkpoints.save",),
     "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint",),
-    **dict.fromkeys(("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"), LIGHTNING),
-    **dict.fromkeys(
-        ("lightning.pytorch.callbacks.model_checkpoint", "pytorch_lightning.callbacks.model_checkpoint"),
-        LIGHTNING_CALLBACK,
-    ),
-    **dict.fromkeys(("lightning.fabric.plugins.io.torch_io", "lightning_fabric.plugins.io.torch_io"), LIGHTNING_IO),
-    **dict.fromkeys(
-        ("lightning.fabric.utilities.cloud_io", "lightning_fabric.utilities.cloud_io"), ("_atomic_save",)
-    ),
+    **{f"{one}.trainer.trainer": ("Trainer.save_checkpoint",) for one in LIGHTNING},
+    **{f"{one}.callbacks.model_checkpoint": tuple(f"ModelCheckpoint.{n}" for n in CALLBACKS) for one in LIGHTNING},
+    **{f"{one}.plugins.io.torch_io": FILES for one in FABRIC},
+    **{f"{one}.utilities.cloud_io": ("_atomic_save",) for one in FABRIC},
 }
 """Module -> its functions that write or remove model files."""
 SUFFIXES = (
