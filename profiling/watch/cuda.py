@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
@@ -111,10 +111,7 @@ class Device:
     def install(self, patches: Patches) -> None:
         for watching, names in ((self._copying, ("to", "cuda")), (self._synchronising, SYNCHRONISING)):
             for name in names:
-                patches.replace(self._torch.Tensor, name, functools.partial(self._method, watching))
-
-    def _method(self, watching: Callable[[Any], Any], original: Any) -> Method:
-        return Method(original, watching(original))
+                patches.replace(self._torch.Tensor, name, lambda one, watch=watching: Method(one, watch(one)))
 
     def _once(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         thread = threading.get_ident()

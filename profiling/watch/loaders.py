@@ -28,16 +28,13 @@ class Torch(WatchedLoader):
 
     def attach(self, module: Any, feeds: Feeds) -> None:
         super().attach(module, feeds)
+        replace, with_workers = feeds.patches.replace, getattr(module, self.with_workers)
         # A subclass may ask for its one iterator itself, as ultralytics' does; within `__iter__` it passes through.
-        feeds.patches.replace(getattr(module, self.loader), "_get_iterator", functools.partial(self._iter, feeds))
+        replace(getattr(module, self.loader), "_get_iterator", functools.partial(self._iter, feeds))
         home = module if hasattr(module, "_worker_loop") else module._utils.worker  # whose loop the workers run
-        feeds.patches.replace(getattr(module, self.iterator), "__next__", functools.partial(_next, feeds))
-        feeds.patches.replace(
-            getattr(module, self.with_workers), "__init__", functools.partial(_start_workers, feeds, home)
-        )
-        feeds.patches.replace(
-            getattr(module, self.with_workers), "_shutdown_workers", functools.partial(_end_workers, feeds)
-        )
+        replace(getattr(module, self.iterator), "__next__", functools.partial(_next, feeds))
+        replace(with_workers, "__init__", functools.partial(_start_workers, feeds, home))
+        replace(with_workers, "_shutdown_workers", functools.partial(_end_workers, feeds))
 
     def fed(self, feed: Feed, iterator: Any) -> Any:
         try:
