@@ -73,8 +73,7 @@ class Profile:
         )
         self._resources = resources
         self._block: AbstractContextManager[None] | None = None
-        self._capture: Capture | None = None
-        """While it lasts."""
+        self._capture: Capture | None = None  # while it lasts
         self._ended: Callable[[], Recording] | None = None
         self._diagnosis: Diagnosis | None = None
 

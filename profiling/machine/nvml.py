@@ -171,8 +171,7 @@ class Device:
         self._throttled_by: set[str] = set()
         self._process_bytes: dict[str, float] = {}
         self._samples: list[Any] = []
-        self._sampled_s: float | None = None
-        """When the one before was taken."""
+        self._sampled_s: float | None = None  # when the one before was taken
         self.uuid = _text(self._try("uuid", lambda: nvml.nvmlDeviceGetUUID(handle)) or f"GPU-{index}")
         name = self._try("name", lambda: nvml.nvmlDeviceGetName(handle))
         self._name = None if name is None else _text(name)

@@ -28,10 +28,8 @@ class OpenFiles:
     """Seen in looks, one after the other."""
 
     def __init__(self) -> None:
-        self.paths: dict[str, None] = {}
-        """Data files, in the order in which they were seen first, up to MOST_PATHS."""
-        self._last: dict[int, set[str]] = {}
-        """By process: what was open when something was, lately."""
+        self.paths: dict[str, None] = {}  # data files, in the order in which they were seen first, up to MOST_PATHS
+        self._last: dict[int, set[str]] = {}  # by process: what was open when something was, lately
         self._seen, self._opened = Counter[str](), Counter[str]()
         """Of each file, the looks that found it open, and those of them behind one at that process without it."""
         self._dull, self._looks = set[tuple[int, str]](), 0

@@ -57,8 +57,7 @@ class ResourceSampler(threading.Thread):
         self.cpu_s = 0.0
         self.looks = 0
         self._series: dict[tuple[str, str], Series] = {}
-        self._adding = threading.Lock()
-        """Held while a look is added to the series: who takes them takes whole looks."""
+        self._adding = threading.Lock()  # held while a look is added to the series: who takes them takes whole looks
         self._origin = time.perf_counter() if origin is None else origin
         self._pid = pid
         self._period_s = period_s

@@ -56,44 +56,35 @@ class Capture:
     def __init__(self, journal: Journal, config: StudyConfig) -> None:
         self.journal = journal
         self.config = config
-        self.rank = 0
-        """Asked again at every pass: the script initialises torch.distributed after us."""
+        self.rank = 0  # asked again at every pass: the script initialises torch.distributed after us
         self.pid = os.getpid()
         self.origin = time.perf_counter()
-        self.active = True
-        """False once nothing more is to be seen: every hook passes straight through."""
+        self.active = True  # False once nothing more is to be seen: every hook passes straight through
         self.ours = Counter[int]()
         """By thread, above 0 while it works for us: loaders that it iterates over then are not the script's."""
         self.error: str | None = None
         self.ended_by: str | None = None
-        self.over = False
-        """That thread shall leave its loop; another one has learned of it."""
-        self.diagnosing = False
-        """The verdict's steps are over, other windows follow."""
+        self.over = False  # that thread shall leave its loop; another one has learned of it
+        self.diagnosing = False  # the verdict's steps are over, other windows follow
         self.optimizer_steps = 0
-        self.trainer: int | None = None
-        """The thread that trains, once one has."""
-        self.asking: Pass | None = None
+        self.trainer: int | None = None  # the thread that trains, once one has
+        self.asking: Pass | None = None  # the pass that the loop waits for
         self.loop = Loop()
         self.loaders = facts.Loaders()
         self.facts = facts.Facts()
         self.stop = StopRule(config, journal)
         self.device: Device | None = None
-        self.hook_s = 0.0
-        """CPU time of what hooks do (`costing`): what watching costs the script's own thread."""
+        self.hook_s = 0.0  # CPU time of what hooks do (`costing`): what watching costs the script's own thread
         self.watch: TrainerWatch | None = None
         self._draw = random.Random(1).random  # not the global one: it is the script's
         self._starting, self._flushing = threading.Lock(), threading.Lock()
         self._said = float("-inf")
         self._pacer = self._others = 0
         """The optimiser whose steps are a loop's, where it asks no watched loader itself; steps of others since."""
-        self._background: int | None = None
-        """The loader that such a loop's batches come from."""
-        self._drawn = dict[int, tuple[int, int]]()
-        """By loader, samples and bytes of its last batch."""
+        self._background: int | None = None  # the loader that such a loop's batches come from
+        self._drawn = dict[int, tuple[int, int]]()  # by loader, samples and bytes of its last batch
         self._syncs, self._sync_places = 0, Counter[tuple[int, str]]()
-        self._stepped = 0
-        """Optimiser steps before the last batch came."""
+        self._stepped = 0  # optimiser steps before the last batch came
         self._counted: tuple[StepRow, resource.struct_rusage] | None = None
         """The row whose page faults are counted, and what they were as it began."""
 
@@ -266,6 +257,7 @@ class Capture:
 
     @property
     def hands_itself(self) -> bool:
+        """Whether no watched loader hands the loop its batches, as far as is known."""
         return self.loop.own is not None or not self.loop.any_trained
 
     def ended_workers(self, seconds: float) -> None:

@@ -88,20 +88,15 @@ class Device:
         self._torch = torch
         self._capture = capture
         self._ended: Any = None
-        self._came: Any = None
-        """The mark behind a batch that nothing has been copied of."""
+        self._came: Any = None  # the mark behind a batch that nothing has been copied of
         self._stepped: tuple[StepRow, Any] | None = None
         """The row of the optimiser's last step, and the mark behind that."""
-        self._stream: int | None = None
-        """The one that the steps are in: where the last of them ended."""
+        self._stream: int | None = None  # the one that the steps are in: where the last of them ended
         self._marks: deque[tuple[StepRow, str, Any, Any]] = deque(maxlen=LIMIT)
         """Row, its field that grows by the time between, two marks."""
-        self._begun = False
-        """It is known that the script uses the device that marks are made on."""
-        self._inside = set[int]()
-        """Threads in a call that counts already: a subclass may make it once more."""
-        self._marking = False
-        """The step that the loop is in, whatever it asks in it, is one of those that are marked."""
+        self._begun = False  # it is known that the script uses the device that marks are made on
+        self._inside = set[int]()  # threads in a call that counts already: a subclass may make it once more
+        self._marking = False  # the step that the loop is in, whatever it asks in it, is one of those that are marked
         self._due, self._asks = True, 0
         """The optimiser has stepped: the next lot may be drawn; and the batches asked for since the last was."""
         self._batch_s, self._drawn_s = 1.0, time.perf_counter()

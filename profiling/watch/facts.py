@@ -240,8 +240,7 @@ class Loaders:
     as `for batch in DataLoader(…)` has it in every epoch, takes its number."""
 
     def __init__(self) -> None:
-        self.about: list[dict[str, Any]] = []
-        """By number: keys of `recording.LoaderSeen`."""
+        self.about: list[dict[str, Any]] = []  # by number: keys of `recording.LoaderSeen`
         self._roles: list[tuple[str, dict[str, Any]]] = []
         self._keeps: dict[int, Keeps] = {}
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

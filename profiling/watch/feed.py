@@ -31,18 +31,10 @@ class Director(Protocol):
 
     directing: bool
 
-    def hold(self, frame: FrameType) -> None:
-        """The loop that trains asks for a batch there: it shall not leave its pass by its own count."""
-
-    def take_over(self, feed: "Feed", why: str) -> None:
-        """The verdict's steps are over."""
-
-    def adopts(self, feed: "Feed") -> bool:
-        """A pass begins while it directs: whether over the training loader, which it goes on with."""
-        ...
-
-    def next(self, feed: "Feed") -> Any:
-        """Raises Finished when there is nothing more to measure."""
+    def hold(self, frame: FrameType) -> None: ...
+    def take_over(self, feed: "Feed", why: str) -> None: ...
+    def adopts(self, feed: "Feed") -> bool: ...
+    def next(self, feed: "Feed") -> Any: ...
 
 
 class WatchedLoader:
@@ -105,8 +97,7 @@ class Feed:
     ) -> None:
         """`iterate` is what `iter(loader)` was before it was patched."""
         self.adapter = adapter
-        self.place = own_place(sys._getframe(1))
-        """Where in the script the loop is."""
+        self.place = own_place(sys._getframe(1))  # where in the script the loop is
         self.directed = False
         self._feeds = feeds
         self._capture = feeds.capture
@@ -115,8 +106,7 @@ class Feed:
         self._iterate = iterate
         self._original: Draw | None = None
         self._again: Draw | None = None
-        self._holds = self._empty = False
-        """Empty: it was begun again, and nothing has come since."""
+        self._holds = self._empty = False  # empty: it was begun again, and nothing has come since
         self._pass = self._begin_pass() if self._capture.active else None
         if self._pass is not None:
             this = weakref.ref(self)
@@ -257,8 +247,7 @@ class Feeds:
     def __init__(self, capture: Capture, patches: Patches) -> None:
         self.capture = capture
         self.patches = patches
-        self.director: Director | None = None
-        """In a diagnostic run."""
+        self.director: Director | None = None  # in a diagnostic run
         self.worker_lines: Any = None
         """Picklable, while worker processes that start shall have their lines timed (`lines.time_lines`)."""
 

@@ -26,8 +26,7 @@ class LoaderStats:
         self._loader = loader
         self._about: dict[str, Any] = {"loader": number, "rank": rank, "ended": True, "paths": None}
         self._about["trainer"] = os.getpid()
-        self._before: dict[int, dict[str, Any]] = {}
-        """By the worker's number."""
+        self._before: dict[int, dict[str, Any]] = {}  # by the worker's number
         self._split: str | None = None
         self._asked = time.perf_counter()
         self._rows()  # what they did before is nobody's

@@ -101,10 +101,8 @@ def part(
     inner, found, in_model, in_optimizer = True, None, False, False
     own: FrameType | None = None
     innermost: FrameType | None = None
-    callee: FrameType | None = None
-    """What the loop has called."""
-    outermost: CodeType | None = None
-    """Of the user's own, beneath the loop's."""
+    callee: FrameType | None = None  # what the loop has called
+    outermost: CodeType | None = None  # of the user's own, beneath the loop's
     reads = yields = fills = prepares = False
     for one in frames(frame):
         code, file = one.f_code, one.f_code.co_filename

@@ -88,24 +88,18 @@ class Loop:
     """All passes of this process. Fed by the script's own thread; the sampler's takes from `closed`."""
 
     def __init__(self) -> None:
-        self.current: StepRow | None = None
-        """The row that is open, of the pass that was last given a batch."""
+        self.current: StepRow | None = None  # the row that is open, of the pass that was last given a batch
         self.own: Pass | None = None
         """Of a loop that asks no watched loader: its rows go from one step of its optimiser to the next."""
         self.closed: deque[StepRow] = deque()
         self.rows = 0
         self.train_steps = 0
-        self.trained = set[int]()
-        """Loaders between whose batches something was trained."""
-        self.totals = (0.0, 0.0, 0)
-        """Of all closed rows: seconds waited, seconds without pauses, samples."""
-        self._metered = self.totals
-        """What `take_metrics` has handed out."""
-        self.optimized: set[int] = set()
-        """Loaders in whose steps an optimiser stepped."""
+        self.trained = set[int]()  # loaders between whose batches something was trained
+        self.totals = (0.0, 0.0, 0)  # of all closed rows: seconds waited, seconds without pauses, samples
+        self._metered = self.totals  # what `take_metrics` has handed out
+        self.optimized: set[int] = set()  # loaders in whose steps an optimiser stepped
         self._epochs: Counter[int] = Counter()
-        self._over: int | None = None
-        """The loader whose pass has ended, where no batch has come since."""
+        self._over: int | None = None  # the loader whose pass has ended, where no batch has come since
         self._open: list[Pass] = []
         self._ended: dict[tuple[int, int], dict[str, Any]] = {}
 

@@ -194,10 +194,8 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
     rule knows is `other`."""
     own: FrameType | None = None
     inner: FrameType | None = None
-    outer: FrameType | None = None
-    """The user's outermost."""
-    within: FrameType | None = None
-    """What that has called."""
+    outer: FrameType | None = None  # the user's outermost
+    within: FrameType | None = None  # what that has called
     for one in frames(frame):
         code = one.f_code
         if is_ours(code.co_filename):

@@ -73,8 +73,7 @@ class StackSampler(threading.Thread):
         self._shortest_s = 1.0 / rate_hz
         self._failed = False
         self._running = True
-        self.pausing = threading.RLock()
-        """While it is held there is no look."""
+        self.pausing = threading.RLock()  # while it is held there is no look
 
     def stop(self) -> None:
         """A look that goes on is waited for, and none follows: what they saw may be read by any thread."""

@@ -75,8 +75,7 @@ class StopRule:
         timed = config.seconds is not None or (config.diagnostic and not config.steps)
         self._counted: Reason = "steps" if ends and config.steps else "running"
         self._timed: Reason = "seconds" if ends and timed else "running"
-        self.began: float | None = None
-        """When the first step had ended."""
+        self.began: float | None = None  # when the first step had ended
         self._polled = self._told = 0.0
         self._met = False
 

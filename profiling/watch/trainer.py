@@ -54,18 +54,12 @@ class WatchedLoop(Protocol):
     """`profiling.watch.capture.Capture`."""
 
     asking: Pass | None
-    """The pass that the loop waits for."""
     loop: Loop
     ours: Counter[int]
-    """By thread, above 0 while it makes and asks iterators for us."""
 
     @property
-    def hands_itself(self) -> bool:
-        """Whether no watched loader hands the loop its batches, as far as is known."""
-        ...
-
-    def flush(self) -> None:
-        """Called when rows are due."""
+    def hands_itself(self) -> bool: ...
+    def flush(self) -> None: ...
 
 
 class TrainerWatch:
@@ -81,8 +75,7 @@ class TrainerWatch:
         self.follow()
         self._loop = LoopCode()
         self._main = TimeSums()
-        self._loading: dict[int, TimeSums] = {}
-        """By loader: what a loader without workers did in this thread."""
+        self._loading: dict[int, TimeSums] = {}  # by loader: what a loader without workers did in this thread
         self._steps_seen, self._trains = 0, False
         self._row: tuple[StepRow | None, bool, float] = None, False, 0.0
         """The loop's row as the last look began, whether it had been trained on then, and for how long."""
@@ -90,13 +83,11 @@ class TrainerWatch:
         self._held_for: tuple[StepRow | None, float] = None, 0.0
         self._prepares = set[str]()
         """Places that make batches, or parts of them: seen between a draw and the step on it."""
-        self._asked: Pass | None = None
-        """The pass that the loop has asked last."""
+        self._asked: Pass | None = None  # the pass that the loop has asked last
         self._pin_thread = HelperThread(lambda: self._asked.pin_thread if self._asked is not None else None)
         self._stats: dict[int, LoaderStats] = {}
         self._loaders = set[int]()
-        self.listed: list[str] = []
-        """Files of the datasets."""
+        self.listed: list[str] = []  # files of the datasets
         self._draw = random.Random(self._pid).choice  # not the global one: it is the script's
         self.sampler = StackSampler(self._look, journal, rate_hz=TRAINER_HZ)
 

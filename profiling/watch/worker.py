@@ -77,10 +77,8 @@ class WorkerWatch:
     def __init__(self, entry: WorkerEntry, worker: int, queue: Any, dataset: Any) -> None:
         """`queue` is the one that its batches leave by."""
         self.sums = TimeSums()
-        self.hook_s = 0.0
-        """CPU time of counting batches."""
-        self.inside: str | None = None
-        """The stage of the queue's call that it is in."""
+        self.hook_s = 0.0  # CPU time of counting batches
+        self.inside: str | None = None  # the stage of the queue's call that it is in
         self._feeder = HelperThread(lambda: getattr(queue, "_thread", None))
         self._journal = Journal(Path(entry.folder))
         self._left = f"left-{entry.trainer}"

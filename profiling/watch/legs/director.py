@@ -47,29 +47,25 @@ class Director:
         self._config = feeds.capture.config
         self._saves = Saves(feeds.patches)
         counting.attach(feeds.patches, lambda: self._saves.hold(self._refused))
-        self._lines: list[Way] = []
-        """Windows in which lines are timed."""
+        self._lines: list[Way] = []  # windows in which lines are timed
         if self._config.lines:
             from feedline.profiling.watch.legs.lines import LinesWindow  # line_profiler: only where it is asked for
 
             self._lines.append(LinesWindow(feeds))
         self._batches: Batches | None = None
         self._handed_out: Generator[Any] | None = None
-        self._way: Way | None = None
-        """Whose window it is."""
+        self._way: Way | None = None  # whose window it is
         self._rows: list[LegRow] = []
-        self._left_out: Counter[str] = Counter()
-        """Windows by leg that there was no time for."""
-        self._repeats = self._config.rounds
-        """Windows that may be measured again because of what neighbours did."""
+        self._left_out: Counter[str] = Counter()  # windows by leg that there was no time for
+        self._repeats = self._config.rounds  # windows that may be measured again because of what neighbours did
         self._interrupted = False
         """A pass has begun within the step: the script has left its own, or is inside another loader's."""
         self._ended_by = "steps"
         self._why = ""
 
     def hold(self, frame: FrameType) -> None:
-        """The loop, as called from there, in the pass that trains it. Raises UsageError where it could not be left as
-        it was."""
+        """The loop that trains asks for a batch there: it shall not leave its pass by its own count. Raises
+        UsageError where it could not be left as it was."""
         if self._config.inside and (framework := counting.counted_by(frame)):
             raise UsageError(
                 f"no legs in here: {framework} counts batches itself; feedline profile --legs SCRIPT can"
@@ -77,6 +73,7 @@ class Director:
         counting.hold(frame)
 
     def take_over(self, feed: Feed, why: str) -> None:
+        """The verdict's steps are over."""
         self._capture.leave(None)
         self.directing = feed.directed = True
         self._ended_by = why
@@ -86,6 +83,7 @@ class Director:
         self._handed_out = self._windows(self._batches)
 
     def adopts(self, feed: Feed) -> bool:
+        """A pass begins while it directs: whether over the training loader, which it goes on with."""
         assert self._batches is not None
         self._interrupted = True
         mine = self._batches.feed
@@ -98,6 +96,7 @@ class Director:
         return False
 
     def next(self, feed: Feed) -> Any:
+        """Raises Finished when there is nothing more to measure."""
         assert self._batches is not None and self._handed_out is not None
         if self._capture.ended_by is None and feed is not self._batches.feed:  # an older pass over it, beside
             return feed.draw()

@@ -46,8 +46,7 @@ class LinesWindow(Way):
         self._feeds = feeds
         self._watch = LineWatch(journal, config.functions, where="trainer")
         self._in_worker = functools.partial(time_lines, str(journal.folder), config.functions)
-        self._fresh: tuple[Feed, Any] | None = None
-        """The loader's iterator, where it has workers of ours."""
+        self._fresh: tuple[Feed, Any] | None = None  # the loader's iterator, where it has workers of ours
         feeds.patches.others = self._watch.pad_own_module
         os.register_at_fork(after_in_child=self._watch.forget)
         run_main_padded(self._watch.profiler.add_function)
@@ -111,8 +110,7 @@ class LineWatch:
         self._where = where
         self._journal = journal
         self._functions = functions
-        self._named: set[tuple[str, int]] = set()
-        """Where the functions begin that the user named."""
+        self._named: set[tuple[str, int]] = set()  # where the functions begin that the user named
         self._dumped = 0.0
         self._on = False
 

@@ -33,8 +33,7 @@ class Neighbours:
         are several, all cores are looked at."""
         self.others: float | None = None
         """Share of the cores that other processes had; None where that cannot be told."""
-        self.idle: float | None = None
-        """Share of the cores that nobody had."""
+        self.idle: float | None = None  # share of the cores that nobody had
         self._root = root or os.getppid()
         self._ranks = ranks
         self._before: Ticks | None = None

@@ -23,8 +23,7 @@ STATEFUL = ("Optimizer", "LRScheduler", "ReduceLROnPlateau", "GradScaler")
 class Snapshot:
     def __init__(self) -> None:
         self._put_back: list[Callable[[], object]] = []
-        self._seen = set[int]()
-        """Ids of tensors and generators: what is shared is kept once."""
+        self._seen = set[int]()  # ids of tensors and generators: what is shared is kept once
         self._keep(random.getstate(), random.setstate)
         if "numpy.random" in sys.modules:
             numpy = sys.modules["numpy.random"]
