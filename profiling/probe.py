@@ -20,8 +20,7 @@ from feedline.profiling.watch.facts import quietly
 from feedline.profiling.watch.hooks import Hooks
 
 _active: Capture | None = None
-_profiled = False
-"""By `feedline profile`."""
+_profiled = False  # by `feedline profile`
 
 
 def start_from_environment() -> None:

@@ -21,8 +21,7 @@ from feedline.profiling.record.stages import STAGES
 KINDS = (*STAGES, "draw", "unpickle", "start", "slow-worker", "cores", "main", "handover")
 """Of causes, but for the stages idle and other."""
 MOSTLY = 0.5
-ANOTHERS = "waiting for another thread"
-"""What a lock means where there are no workers: nobody else takes it."""
+ANOTHERS = "waiting for another thread"  # what a lock means where there are no workers: nobody else takes it
 AFTERWORDS = {"blocked": ": more workers wait side by side", "lock": ": more workers do not help"}
 
 

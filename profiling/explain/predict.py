@@ -154,8 +154,7 @@ class Cold(NamedTuple):
     samples_per_s: float
     low: float
     high: float
-    by: Literal["leg", "reads"]
-    """Measured by the cold leg; predicted from reads of the files."""
+    by: Literal["leg", "reads"]  # measured by the cold leg; predicted from reads of the files
 
 
 def cold_epoch(measured: Measured) -> Cold | None:

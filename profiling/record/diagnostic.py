@@ -7,22 +7,17 @@ from dataclasses import dataclass
 from feedline.profiling.record.journal import Journal, LegRow, LineRow
 from feedline.profiling.record.recording import EndedBy, Leg, Line
 
-MOST_FUNCTIONS = 12
-"""Functions in a recording, those with the most time first; beside those that the user named."""
+MOST_FUNCTIONS = 12  # functions in a recording, those with the most time first; beside those that the user named
 
 
 @dataclass(frozen=True)
 class Progress:
     """How far the windows got."""
 
-    ended_by: EndedBy | None = None
-    """What ended the verdict's steps; None: no windows followed them."""
-    whole: bool = False
-    """All ranks had theirs."""
-    window: str | None = None
-    """The leg whose window was not finished."""
-    why: str = ""
-    """What the director says of it."""
+    ended_by: EndedBy | None = None  # what ended the verdict's steps; None: no windows followed them
+    whole: bool = False  # all ranks had theirs
+    window: str | None = None  # the leg whose window was not finished
+    why: str = ""  # what the director says of it
 
 
 def progress(journal: Journal) -> Progress:

@@ -21,16 +21,11 @@ from feedline.pipeline.base.settings import check_limits, limited
 T = TypeVar("T")
 LegName = Literal["normal", "cached", "kept", "laid_out", "loader_only", "cold"]
 
-ENVIRONMENT = "FEEDLINE_PROFILE"
-"""Set in the profiled script's environment: the run's folder."""
-MOST_PATHS = 512
-"""Data files of which one run tells."""
-A_FILE_EACH = 0.5
-"""Of `changing`: from here on a sample has a file of its own; small shards come to 0.1 and more."""
-OWN_EPOCH = -1
-"""Of rows that an optimiser's steps delimit: their loop asks no watched loader."""
-NOTABLE = 0.2
-"""Share of the cores that neighbours may have while a leg's window lasts."""
+ENVIRONMENT = "FEEDLINE_PROFILE"  # set in the profiled script's environment: the run's folder
+MOST_PATHS = 512  # data files of which one run tells
+A_FILE_EACH = 0.5  # of `changing`: from here on a sample has a file of its own; small shards come to 0.1 and more
+OWN_EPOCH = -1  # of rows that an optimiser's steps delimit: their loop asks no watched loader
+NOTABLE = 0.2  # share of the cores that neighbours may have while a leg's window lasts
 OF_STEP = ("backward_s", "optimizer_s", "pause_s", "sync_s", "syncs")
 """Fields of a `StepRow` that say what its step did, and go over to the row whose step it is part of."""
 
@@ -123,8 +118,7 @@ class StepRow:
     starved_s: float | None = None
     idle_s: float | None = None
     trained: bool = False
-    own_wait_s: float = 0.0
-    """What of `wait_s` was for this batch, and not for those of loaders beside it."""
+    own_wait_s: float = 0.0  # what of `wait_s` was for this batch, and not for those of loaders beside it
 
     def trains(self, optimized: Container[int]) -> bool:
         """Not where a backward pass alone says so, and only batches of other loaders are followed by an optimiser's
@@ -139,14 +133,12 @@ class TimeRow(NamedTuple):
     t1: float
     stages: dict[str, float]
     stages_cpu: dict[str, float]
-    transforms: dict[str, float]
-    """Seconds by name."""
+    transforms: dict[str, float]  # seconds by name
     functions: dict[str, float]
     batches: int
     samples: int
     cpu_s: float
-    ticks: int
-    """Looks of the sampler."""
+    ticks: int  # looks of the sampler
     stages_delay: dict[str, float] | None = None
     """Seconds in which the thread could have run and had no core; None where the kernel does not tell."""
 
@@ -155,20 +147,16 @@ class LegRow(NamedTuple):
     """One window of one leg: in `legs-PID`."""
 
     leg: str
-    processes: int | None
-    """loader_only: workers, None for the script's own loader."""
+    processes: int | None  # loader_only: workers, None for the script's own loader
     samples: int
     seconds: float
     worker_cpu_s: float | None
-    trainer_cpu_s: float
-    """All threads of the process."""
+    trainer_cpu_s: float  # all threads of the process
     note: str
-    dropped: float | None
-    """cold: the share of the data's files that were out of memory when it began."""
+    dropped: float | None  # cold: the share of the data's files that were out of memory when it began
     others: float | None = None
     """Share of the cores that processes beside the run had; None where that cannot be told."""
-    idle: float | None = None
-    """Share of the cores that nobody had."""
+    idle: float | None = None  # share of the cores that nobody had
 
     @property
     def disturbed(self) -> bool:
@@ -182,8 +170,7 @@ class LineRow(NamedTuple):
     file: str
     first_line: int
     function: str
-    timings: list[list[float]]
-    """[line, hits, seconds] each."""
+    timings: list[list[float]]  # [line, hits, seconds] each
 
 
 class Journal:

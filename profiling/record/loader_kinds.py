@@ -7,16 +7,12 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderKind:
-    call: str = ""
-    """That makes one, with {} for settings; "": torch's, which has settings that no other knows."""
+    call: str = ""  # that makes one, with {} for settings; "": torch's, which has settings that no other knows
     reads: Literal["alone", "ahead", "in sequence"] = "alone"
     """Whether a worker waits for each read by itself, reads ahead of what it needs, or tars from front to back."""
-    indexed: bool = False
-    """It hands a dataset the indices of a batch."""
-    sends: bool = False
-    """Its workers are processes that send each tensor of a batch on its own."""
-    by_setting: dict[str, str] | None = None
-    """Where each setting is a call of its own: that call."""
+    indexed: bool = False  # it hands a dataset the indices of a batch
+    sends: bool = False  # its workers are processes that send each tensor of a batch on its own
+    by_setting: dict[str, str] | None = None  # where each setting is a call of its own: that call
 
 
 NODES = {

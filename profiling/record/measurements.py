@@ -53,8 +53,7 @@ class Trial:
     note: str = ""
 
 
-MOSTLY_COLD = 0.9
-"""Share of what was read that came from storage, from which a measurement is one of the storage."""
+MOSTLY_COLD = 0.9  # share of what was read that came from storage, from which a measurement is one of the storage
 NEARLY = 0.95
 
 

@@ -47,8 +47,7 @@ WARM_UP_RULE = (
 MOST_ITEM_LINES = 8
 SEEN_READING = 0.01  # share of the workers' time
 ALL_READ = 0.5  # of a listed file's bytes, a sample, from which on these files are what is read
-Phases = dict[tuple[int, int], Phase]
-"""(loader, epoch) -> phase."""
+Phases = dict[tuple[int, int], Phase]  # (loader, epoch) -> phase
 
 
 def merge(

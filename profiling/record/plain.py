@@ -14,10 +14,8 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-LARGEST = 1e15
-"""Of numbers: sums and products of a few of them are finite."""
-ROUNDING = 1e-6
-"""What is less than nothing by no more than this is nothing: a difference of sums."""
+LARGEST = 1e15  # of numbers: sums and products of a few of them are finite
+ROUNDING = 1e-6  # what is less than nothing by no more than this is nothing: a difference of sums
 
 
 def to_plain(value: Any) -> Any:

@@ -10,10 +10,8 @@ from feedline.profiling.record.journal import Journal, StepRow
 LIKE_STEPS, LIKE_WAITING = 1.25, 0.15
 """Trainings of one kind: their steps take at most so many times as long, and wait that much of the time more or
 less."""
-About = dict[str, Any]
-"""What a process wrote of itself: `Capture.about`, `WorkerWatch`."""
-Rows = Mapping[int, Sequence[StepRow]]
-"""By process."""
+About = dict[str, Any]  # what a process wrote of itself: `Capture.about`, `WorkerWatch`
+Rows = Mapping[int, Sequence[StepRow]]  # by process
 
 
 def is_trainer(about: About) -> bool:

@@ -92,8 +92,7 @@ def size(value_bytes: float | None) -> str:
 
 
 NOISY = "too noisy to tell"
-FREE_AT_MOST = 1.1
-"""Of a ceiling: a loop that reaches more has shown that it was measured wrongly."""
+FREE_AT_MOST = 1.1  # of a ceiling: a loop that reaches more has shown that it was measured wrongly
 
 
 def spread(low: float | None, high: float | None) -> str:

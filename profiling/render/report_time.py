@@ -31,8 +31,7 @@ GPU_TITLES = {
 """The same of what a GPU tells; what is not here (the memory there is) does not change."""
 GPU_UNITS = {"_bytes_per_s": (1e6, "MB/s"), "_per_s": (1.0, "a second"), "_mhz": (1.0, "MHz"), "_w": (1.0, "W")}
 """By how the name ends: what to divide by, and the unit then."""
-OF_GPU = "gpu:"
-"""What scopes of a GPU's series begin with."""
+OF_GPU = "gpu:"  # what scopes of a GPU's series begin with
 SCALED = {"B": (1e6, "MB"), "B/s": (1e6, "MB/s"), "fraction": (0.01, "%")}
 """Units of series that read better in another."""
 

@@ -23,8 +23,7 @@ _ASKS_FOR_LOCALS = {
 }  # fmt: skip
 """Names in the code of a function that may hold the dict of its variables itself."""
 UNKNOWN = object()
-_OPTIMIZED = 1
-"""Flag of code with fast locals: a function's (inspect.CO_OPTIMIZED)."""
+_OPTIMIZED = 1  # flag of code with fast locals: a function's (inspect.CO_OPTIMIZED)
 _known: dict[tuple[CodeType, int], str | None] = {}
 """By place in the code, where no variable of a function is part of what is called there."""
 MOST_KNOWN = 50_000

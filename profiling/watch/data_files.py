@@ -15,8 +15,7 @@ from feedline.profiling.watch.facts import held_by, innermost
 
 DROP_S = 10.0
 CHECKED = 64
-MOST_WAYS = 16
-"""Members of an entry, and folders, among which a path is looked for."""
+MOST_WAYS = 16  # members of an entry, and folders, among which a path is looked for
 
 
 def dataset_files(dataset: Any, most: int | None = None) -> list[str]:
@@ -49,10 +48,8 @@ def _ways_in(entry: Any) -> Iterator[Callable[[Any], str]]:
 
 
 class Dropped(NamedTuple):
-    share: float | None
-    """Of the files, out of memory now; None where that cannot be told."""
-    note: str
-    """What came of it, in words."""
+    share: float | None  # of the files, out of memory now; None where that cannot be told
+    note: str  # what came of it, in words
 
 
 def drop(paths: Sequence[str]) -> Dropped:

@@ -33,8 +33,7 @@ _CALLS: dict[str, dict[str, tuple[int, ...]]] = {
 }
 """A thread that is blocked in any other call waits: for a socket, a pipe, an event, a process, a driver."""
 BLOCKED_IN = {number: kind for kind, numbers in _CALLS.get(os.uname().machine, {}).items() for number in numbers}
-PAGE_FAULT = -1
-"""In place of a system call: a page of a mapped file is read."""
+PAGE_FAULT = -1  # in place of a system call: a page of a mapped file is read
 WITH_DESCRIPTOR = (0, 1, 17, 18, 19, 20, 295, 63, 64, 65, 66, 67, 68, 69)
 """Of the calls that read and write, on either machine; the others work on paths, or are of files only."""
 SCHEDSTAT = "schedstat"

@@ -22,8 +22,7 @@ from feedline.profiling.watch.rules import own_place
 from feedline.profiling.watch.worker import WorkerEntry
 
 Draw = Callable[[], Any]
-DRAWS_SEEN = 3
-"""First batches of a pass, at which it is looked up who asks for them."""
+DRAWS_SEEN = 3  # first batches of a pass, at which it is looked up who asks for them
 
 
 class Director(Protocol):
@@ -41,12 +40,9 @@ class WatchedLoader:
     """What the watch and the legs need of a kind of loader; `profiling.watch.loaders` has one class for each. This is
     one whose iterators are wrapped and whose batches are made without worker processes."""
 
-    kind: str
-    """As `recording.LoaderSeen.kind`."""
-    module: str
-    """Patched as the script imports it."""
-    loader = "Loader"
-    """Its class in there."""
+    kind: str  # as `recording.LoaderSeen.kind`
+    module: str  # patched as the script imports it
+    loader = "Loader"  # its class in there
 
     def attach(self, module: Any, feeds: "Feeds") -> None:
         """Patch the module so that iterating over its loader goes through a feed."""

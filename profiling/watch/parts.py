@@ -46,8 +46,7 @@ CALLS_OF_C = r"/torch/((nn/)?functional|_tensor|_lowrank|_linalg_utils)\.py:"
 """What torch has in Python around its C code."""
 HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"
 """Whom a watched loader hands his batches waits for none where he waits until a queue takes something."""
-NO_READING = r"\S*(open|stat|seek|scandir|listdir)"
-"""Calls that belong to reading, and to writing as well."""
+NO_READING = r"\S*(open|stat|seek|scandir|listdir)"  # calls that belong to reading, and to writing as well
 DECODERS = (
     r"/PIL/ImageFile\.py:\w+\.load$|/torchvision/io/image\.py:(decode_|read_image)"
     r"|/(simplejpeg|turbojpeg|imageio|skimage/io)\b[^:]*:[^<]"
@@ -75,8 +74,7 @@ class LoopCode:
     """Those that were seen decoding what a watched loader handed over."""
     models: set[CodeType] = field(default_factory=set[CodeType])
     """Those that were seen calling a model, which do more than that."""
-    between: set[CodeType] = field(default_factory=set[CodeType])
-    """Generators on the stack as a loader is asked."""
+    between: set[CodeType] = field(default_factory=set[CodeType])  # generators on the stack as a loader is asked
 
 
 def part(

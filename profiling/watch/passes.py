@@ -28,8 +28,7 @@ class Visit:
 
     row: StepRow
     since: float
-    before_s: float
-    """What the pass had waited until then."""
+    before_s: float  # what the pass had waited until then
     batches: int = 0
 
 
@@ -40,39 +39,28 @@ class Pass:
     started: float
     in_trainer: bool
     outer: StepRow | None
-    entered: float
-    """When it came into that row: as it began, or later on (`Visit`)."""
-    thread: int = 0
-    """That has begun it, then the one that has asked for its last batch."""
-    background: bool = False
-    """Another thread than the one that trains draws its batches: they have no rows."""
+    entered: float  # when it came into that row: as it began, or later on (`Visit`)
+    thread: int = 0  # that has begun it, then the one that has asked for its last batch
+    background: bool = False  # another thread than the one that trains draws its batches: they have no rows
     restart: bool = False
     """It takes the place of a pass of one batch, as `next(iter(loader))` has them: its start is part of the step."""
-    resumed: bool = False
-    """It goes on with the iterator of one that was taken to be over."""
-    pin_thread: Any = None
-    """Which makes its batches ready in this process, if one does."""
+    resumed: bool = False  # it goes on with the iterator of one that was taken to be over
+    pin_thread: Any = None  # which makes its batches ready in this process, if one does
     row: StepRow | None = None
     batches: int = 0
     samples: int = 0
     waited_s: float = 0.0
     goes_round: bool = False
     """It follows one of the same loader that has ended beside another, whose row is its outer."""
-    begin_s: float = 0.0
-    """That `iter()` took."""
-    first_got: float | None = None
-    """When its first batch had come."""
-    asked: float = 0.0
-    """When its last batch was asked for."""
-    trained: bool = False
-    """A backward pass or an optimiser step ran inside one of its rows."""
+    begin_s: float = 0.0  # that `iter()` took
+    first_got: float | None = None  # when its first batch had come
+    asked: float = 0.0  # when its last batch was asked for
+    trained: bool = False  # a backward pass or an optimiser step ran inside one of its rows
     done: bool = False
-    over: bool = False
-    """Its loader has said that there is no more."""
+    over: bool = False  # its loader has said that there is no more
     visit: Visit | None = None
     inner: list["Pass"] = field(default_factory=list)
-    before: StepRow | None = None
-    """The row that was closed last."""
+    before: StepRow | None = None  # the row that was closed last
     evaluated: dict[int, StepRow] = field(default_factory=dict)
     """By loader: the row in which many of its batches were last drawn."""
 

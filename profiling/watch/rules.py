@@ -32,12 +32,9 @@ _STANDARD = os.path.dirname(os.__file__)  # noqa: PTH120  cheap: this is importe
 @dataclass(frozen=True)
 class Rule:
     stage: str
-    files: str
-    """Parts of files' paths, with / on both sides of folders; any of them, between spaces."""
-    function: str = ""
-    """Regular expression the whole function name matches; empty for any."""
-    line: str = ""
-    """Regular expression found in the source line; empty for any."""
+    files: str  # parts of files' paths, with / on both sides of folders; any of them, between spaces
+    function: str = ""  # regular expression the whole function name matches; empty for any
+    line: str = ""  # regular expression found in the source line; empty for any
 
     def fits(self, file: str, function: str, text: str) -> bool:
         return (
@@ -52,10 +49,8 @@ class Place:
     """What a stack was doing."""
 
     stage: str
-    where: str
-    """file:function of the frame that decided, or of the innermost frame of the user's own."""
-    transform: str | None = None
-    """Class or function name, for stage transform."""
+    where: str  # file:function of the frame that decided, or of the innermost frame of the user's own
+    transform: str | None = None  # class or function name, for stage transform
 
 
 class Rules:

@@ -30,21 +30,17 @@ from feedline.profiling.record.journal import Journal, TimeRow
 from feedline.profiling.watch.evidence import Spent, ThreadEvidence
 from feedline.profiling.watch.rules import Place
 
-WORKER_HZ, TRAINER_HZ = 100.0, 50.0
-"""Looks a second, at most."""
-BUDGET = 0.003
-"""The share of the time that looks may take, lately."""
+WORKER_HZ, TRAINER_HZ = 100.0, 50.0  # looks a second, at most
+BUDGET = 0.003  # the share of the time that looks may take, lately
 SWITCH_INTERVAL_S = 2e-4
 LOOKING_INTERVAL_S = 5e-3
 LONGEST_S = 0.15
-SOON_LONGEST_S, SOON_LOOKS = 0.05, 60
-"""A short run must be seen often enough, whatever a look costs."""
+SOON_LONGEST_S, SOON_LOOKS = 0.05, 60  # a short run must be seen often enough, whatever a look costs
 FIRST_ROW_S, ROW_S = 0.1, 1.0
 """The first row of sums is written soon, so that workers that live on after a short run have spoken, each further one
 a little later than the one before, up to this: a row takes about a millisecond."""
 
-NEVER = 2**30 - 1
-"""In place of the number of objects from which on garbage is collected."""
+NEVER = 2**30 - 1  # in place of the number of objects from which on garbage is collected
 
 SUMS = ("stages", "stages_cpu", "stages_delay", "transforms", "functions")
 HELD_S = 1.4e-4

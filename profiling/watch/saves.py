@@ -46,8 +46,7 @@ SUFFIXES = (
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGING = {"os.remove": 1, "os.rename": 2, "os.truncate": 1, "os.link": 2, "os.symlink": 2}
 """Audit events -> how many of their arguments are paths."""
-_holding: list["Saves"] = []
-"""What an audit hook asks, which cannot be removed: one for the life of the process."""
+_holding: list["Saves"] = []  # what an audit hook asks, which cannot be removed: one for the life of the process
 _hooked = False
 
 

@@ -22,12 +22,10 @@ LONGEST_S = 120.0
 HELD_S = 10.0
 POLL_S = 0.25
 TELL_S = 1.0
-MET_STEPS, MEET_S = 3, 10.0
-"""By that step every rank has begun its loop, or is waited for so long."""
+MET_STEPS, MEET_S = 3, 10.0  # by that step every rank has begun its loop, or is waited for so long
 Reason = Literal["steps", "seconds", "running", "apart"]
 """What ended the verdict's steps; running: the script runs on, unwatched; apart: other ranks cannot be told when."""
-ENDED: tuple[str, ...] = ("steps", "seconds", "signal", "apart")
-"""By us, as `Capture.ended_by` has it."""
+ENDED: tuple[str, ...] = ("steps", "seconds", "signal", "apart")  # by us, as `Capture.ended_by` has it
 
 
 class Steadiness:

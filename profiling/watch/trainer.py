@@ -42,12 +42,9 @@ from feedline.profiling.watch.sampler import TRAINER_HZ, StackSampler, TimeSums
 
 PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
 """torch's functions: the pinning thread's loop, and what pins a batch in it."""
-LOADER, DRAW = "/torch/utils/data/dataloader.py", "_next_index"
-"""torch's function that asks a sampler."""
-NETWORK = r"_?(socket|ssl)\b.*"
-"""Calls that wait for it."""
-STEPS_SEEN, ONE_IN = 3, 8
-"""First steps of a pass at which its stack is looked at; of later ones one in so many."""
+LOADER, DRAW = "/torch/utils/data/dataloader.py", "_next_index"  # torch's function that asks a sampler
+NETWORK = r"_?(socket|ssl)\b.*"  # calls that wait for it
+STEPS_SEEN, ONE_IN = 3, 8  # first steps of a pass at which its stack is looked at; of later ones one in so many
 
 
 class WatchedLoop(Protocol):

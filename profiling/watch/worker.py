@@ -33,13 +33,11 @@ class WorkerEntry:
     """Callable with the arguments of the worker loop it stands for."""
 
     original: Any
-    module: str
-    """Of the original."""
+    module: str  # of the original
     folder: str
     loader: int
     rank: int
-    trainer: int
-    """Its process's id."""
+    trainer: int  # its process's id
     batch_size: int | None
     lines: Any
     """Where `--lines` is asked for, what is called with the dataset and the collate function, and gives what is told

@@ -41,8 +41,7 @@ LEAST_FAULTS = 200  # per step; below either, keeping memory would gain nothing 
 FAULTS_COST = 1.25
 """Exponent of the share of CPU time that is not the kernel's: threads also wait for the one that faults. The four
 models of results/allocation.json (1.2, 1.5, 2.0, 1.2 times as fast) ask for 1.1 to 1.65, other scripts for 1 to 2."""
-FAULTS_ERROR, LEAST_FAULTS_ERROR = 0.3, 0.035
-"""Relative standard errors: of that exponent, and at least of the gain."""
+FAULTS_ERROR, LEAST_FAULTS_ERROR = 0.3, 0.035  # relative standard errors: of that exponent, and at least of the gain
 SURE_BYTES, CHANCE = 64 << 20, 0.5
 """Up to so many bytes a step glibc's thresholds, which adapt, may come to keep them by themselves: whether they do
 differs from run to run. One script had 2,000 to 2,400 faults a step in four plain runs of eight and 240 to 400 in
@@ -80,8 +79,7 @@ class Trainer:
     waits_error: float  # of the waits for a watched loader alone; of the share of data elsewhere
     delay: float | None  # share of the main thread's time beside data that it had no core; None: not told
     cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
-    aside_cpu_s: float
-    """What its other threads took while it prepared its batches itself: helping, or spinning."""
+    aside_cpu_s: float  # what its other threads took while it prepared its batches itself: helping, or spinning
     faults_per_step: float
     """glibc gives a step's activations back to the kernel, and the next step takes them again, zeroed, page by page.
     Counted for a model on the CPU."""

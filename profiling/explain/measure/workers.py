@@ -50,10 +50,8 @@ class Workers:
     samples: int
     each: list[tuple[WorkerTime, dict[str, float]]]  # one per worker number, with its own fractions
     cpu_s: float | None
-    stage_alone_s: dict[str, float]
-    """What a stage takes a worker that has a core to itself."""
-    stage_cpu_s: dict[str, float]
-    """And the CPU seconds of that; empty where they were not told by stage."""
+    stage_alone_s: dict[str, float]  # what a stage takes a worker that has a core to itself
+    stage_cpu_s: dict[str, float]  # and the CPU seconds of that; empty where they were not told by stage
     alone_s: float  # all stages together; 0 where it could not be seen
     alone_error: float  # relative standard error of it
     delay: float | None  # share of the busy time without a core; None where the kernel does not tell

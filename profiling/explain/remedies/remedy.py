@@ -70,8 +70,7 @@ class Change(Offer):
     extra_error: float = 0.0  # relative error beyond the model's own, e.g. of an assumed factor
     ceiling_times: float = 1.0
     """How far it moves the ceiling; infinite where that is not known, as for copies and compute."""
-    cause: bool = False
-    """It mends the very cause that was found: it comes before what gains more by another way."""
+    cause: bool = False  # it mends the very cause that was found: it comes before what gains more by another way
     measured: bool = False
     """It comes of what was seen of this loop: while that stays the limit, the model's own error is not in it."""
 
@@ -84,8 +83,7 @@ class Change(Offer):
 Remedy = Callable[[Situation], Iterable[Change]]
 AT_MOST = "this is what it would give if it cost nothing"
 CROPS = re.compile("^(rand(om)?|cent(er|re)|five|ten)?_?(spatial)?_?crop")
-RESIZES = re.compile("resiz|(?<!gray)(?<!grey)scale|maxsize|zoom")
-"""In a transform's name, lower case."""
+RESIZES = re.compile("resiz|(?<!gray)(?<!grey)scale|maxsize|zoom")  # in a transform's name, lower case
 
 
 def image_size(loader: LoaderSeen | None) -> int | None:

@@ -89,8 +89,7 @@ TORCHVISION_NAMES = REPLACED - {"open", "convert"} | {*OPENCVS} | {
     "randomerasing", "randomposterize", "randomautocontrast", "randominvert", "elastictransform",
 }  # fmt: skip
 """Its transforms, lower case: whose lines nobody changes."""
-MANY_TENSORS = 64
-"""In a batch of torch's own collating, from which lists are taken apart."""
+MANY_TENSORS = 64  # in a batch of torch's own collating, from which lists are taken apart
 
 
 def own_transforms(at: Situation) -> dict[str, float]:

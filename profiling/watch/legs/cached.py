@@ -16,8 +16,7 @@ KEPT_BYTES = 512 << 20
 class Kept:
     batch: Any
     pristine: Any
-    pinned: list[bool]
-    """Its tensors as they came: copies are not."""
+    pinned: list[bool]  # its tensors as they came: copies are not
 
     def __post_init__(self) -> None:
         self._parts, self._tensors = parts(self.batch), tensors(self.batch)

@@ -28,12 +28,10 @@ from feedline.profiling.watch.legs.tally import Tally
 from feedline.profiling.watch.legs.ways import LEAST_STEPS, Batches, LoaderOnly, NoMore, Way, plan, worker_counts
 from feedline.profiling.watch.saves import Saves
 
-LIMIT_S = 120.0
-"""After this long in legs only those that have too few windows."""
+LIMIT_S = 120.0  # after this long in legs only those that have too few windows
 LEAST_WINDOWS = {"kept": 3, "laid_out": 3}
 """Others have one. These two are small gains, told from each other and from cached batches."""
-MOST_S = 240.0
-"""After this long nothing more."""
+MOST_S = 240.0  # after this long nothing more
 AGREE_S = 20.0
 """Ranks end the verdict's last step together: none waits for rank 0 much longer than that one needs to write."""
 

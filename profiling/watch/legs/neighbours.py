@@ -15,14 +15,12 @@ PARENT, OWN_AND_CHILDRENS = 1, slice(11, 15)
 """Behind the name in /proc/PID/stat: its parent; utime, stime, cutime, cstime."""
 IDLE, STEAL = (3, 4), 7
 """Of a core's fields in /proc/stat: idle and iowait; steal. Guests' time, behind these, is counted in user's."""
-SHORTEST_S = 0.8
-"""Of a window that is judged by a clock of hundredths of a second."""
+SHORTEST_S = 0.8  # of a window that is judged by a clock of hundredths of a second
 
 
 class Ticks(NamedTuple):
     cores: int
-    busy: int
-    """Of the cores that the run may use, what the hypervisor took included."""
+    busy: int  # of the cores that the run may use, what the hypervisor took included
     idle: int
     ours: int
 

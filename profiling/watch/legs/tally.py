@@ -3,14 +3,12 @@
 import time
 from typing import NamedTuple
 
-MOST_WINDOWS = 10
-"""A window with what is left out of it is over after so many times its length."""
+MOST_WINDOWS = 10  # a window with what is left out of it is over after so many times its length
 
 
 class Clocks(NamedTuple):
     wall_s: float
-    cpu_s: float
-    """All threads of the process."""
+    cpu_s: float  # all threads of the process
 
     @classmethod
     def now(cls) -> "Clocks":

@@ -77,8 +77,7 @@ class Batches:
     feed: Feed
     journal: Journal
     cache: Cache = field(default_factory=Cache)
-    restarted: bool = False
-    """The batch that was drawn last is the first of a pass."""
+    restarted: bool = False  # the batch that was drawn last is the first of a pass
     _drawn: int = 0
     _first: bool = False
 
@@ -134,10 +133,8 @@ class Way:
     """As it is; and what the others have in common."""
 
     leg = "normal"
-    count: int | None = None
-    """loader_only: workers."""
-    steps: int | None = None
-    """Its window has so many, however long they take."""
+    count: int | None = None  # loader_only: workers
+    steps: int | None = None  # its window has so many, however long they take
     note = ""
     dropped: float | None = None
 
