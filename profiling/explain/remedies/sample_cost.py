@@ -13,21 +13,8 @@ from dataclasses import replace
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import BUSY_STAGES, busiest
-from feedline.profiling.explain.remedies.cures import (
-    ALBUMENTATIONS,
-    CURES,
-    DIFFERS,
-    DRAFTED,
-    LIGHTER,
-    MADE_ONCE,
-    ON_ARRAYS,
-    ONE_ARRAY,
-    ONE_THREAD,
-    OPENCVS,
-    RESIZED,
-    TENSORS,
-    Cure,
-)  # fmt: skip
+from feedline.profiling.explain.remedies import cures
+from feedline.profiling.explain.remedies.cures import Cure
 from feedline.profiling.explain.remedies.own_loader import LOCKED, NO_WAIT, idle_workers, iterates, share_of, surely
 from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
@@ -84,7 +71,7 @@ RESIZING = {"resize", "resizedcrop", "randomresizedcrop"}
 SMALL_PX = 64  # up to which v2 takes longer for all of them
 DRAWS = re.compile("random|jitter|augment|augmix|erasing|cutout|dropout|noise|trivial")
 """In a transform's name: it is another one in each epoch."""
-TORCHVISION_NAMES = REPLACED - {"open", "convert"} | {*OPENCVS} | {
+TORCHVISION_NAMES = REPLACED - {"open", "convert"} | {*cures.OPENCVS} | {
     "randaugment", "autoaugment", "trivialaugmentwide", "augmix", "randomrotation", "randomaffine", "randomcrop",
     "randomerasing", "randomposterize", "randomautocontrast", "randominvert", "elastictransform",
 }  # fmt: skip
@@ -129,18 +116,18 @@ def _of_transform(at: Situation, name: str) -> Cure | None:
         return None
     once = small and not any(DRAWS.search(_plain(one)) for one in at.measured.workers.transforms)
     if kind in TO_FLOATS or (kind in TO_BYTES and once):
-        return MADE_ONCE if once else TENSORS
+        return cures.MADE_ONCE if once else cures.TENSORS
     pillows = not places or any(place.startswith("Image.py:Image.resize") for place in places)
     theirs = all(_plain(one) in REPLACED for one in at.measured.workers.transforms)  # of others v2 loses more
     simd = "pillow-simd" in at.recording.host.get("versions", {})
     if kind in RESIZING and theirs and pillows and not small and not simd:
-        return RESIZED
-    if kind not in OPENCVS:
+        return cures.RESIZED
+    if kind not in cures.OPENCVS:
         return None
-    other, *left = OPENCVS[kind]
-    line = f"{ONE_THREAD}made = albumentations.{other}  # once; what is left out is another than torchvision's\n"
+    other, *left = cures.OPENCVS[kind]
+    line = f"made = albumentations.{other}  # once; what is left out is another than torchvision's\n"
     line += 'made(image=numpy.asarray(image))["image"]  # while it is no tensor'
-    return Cure(ON_ARRAYS, line, left[small], DIFFERS, ALBUMENTATIONS)
+    return Cure(cures.ON_ARRAYS, cures.ONE_THREAD + line, left[small], cures.DIFFERS, cures.ALBUMENTATIONS)
 
 
 def _plain(name: str) -> str:
@@ -211,7 +198,7 @@ def _cheaper(at: Situation, stage: str) -> Change:
     target, part, own = _whose(at, stage)
     cure, own = _cure(at, cured, target, own)
     share, left = part * share_of(at, stage), 0.0 if own else cure.left
-    once = cure is MADE_ONCE  # no sample is read, decoded or transformed again
+    once = cure is cures.MADE_ONCE  # no sample is read, decoded or transformed again
     if once:
         share = share_of(at, *(name for name in BUSY_STAGES if name not in ("collate", "send")))
     error = min(cure.error, left / 2)
@@ -260,16 +247,16 @@ def _cure(at: Situation, stage: str, target: str, own: bool) -> tuple[Cure, bool
         return _draft(at), own
     apart = loader is not None and (loader.batch_tensors or 0) >= MANY_TENSORS
     if stage == "collate" and apart and not own and not at.now.workers:
-        return ONE_ARRAY, own
+        return cures.ONE_ARRAY, own
     if stage == "collate" and (iterates(at) or at.now.ranks > 1):  # no indices; each rank has indices of its own
         return Cure(), own
-    return CURES.get(stage, Cure()), own
+    return cures.CURES.get(stage, Cure()), own
 
 
 def _draft(at: Situation) -> Cure:
-    loader, paths, cure = at.measured.loader, at.recording.sample_paths, CURES["decode"]
+    loader, paths, cure = at.measured.loader, at.recording.sample_paths, cures.CURES["decode"]
     if loader is not None and loader.dataset == "ImageFolder":
-        cure = cure._replace(command=DRAFTED)
+        cure = cure._replace(command=cures.DRAFTED)
     left = next((one.draft_left for one in at.recording.trials if one.draft_left is not None), None)
     if left is None and paths and all(path.lower().endswith(NO_JPEGS) for path in paths):
         left = 1.0
@@ -294,7 +281,7 @@ def _whose(at: Situation, stage: str) -> tuple[str, float, bool]:
         return top, seconds[top] / total_s, top in own_transforms(at)
     if stage in ("blocked", "lock"):
         return place_of(at, stage), 1.0, True
-    own = stage == "transform" or stage not in CURES or (stage == "collate" and own_collate(at))
+    own = stage == "transform" or stage not in cures.CURES or (stage == "collate" and own_collate(at))
     return stage, 1.0, own
 
 
@@ -316,9 +303,9 @@ def lighter_batches(at: Situation) -> Iterable[Change]:
     left_s = max(0.0, at.now.worker_s - at.measured.workers.stage_alone_s.get("send", 0.0))
     then = replace(at.now, handover_s=0.0, worker_s=left_s, worker_cpu_s=min(at.now.worker_cpu_s, left_s))
     share = units.percent(at.measured.trainer.unpickle_share)
-    why = f"the training process spends {share} of the time unpickling batches ({LIGHTER})"
+    why = f"the training process spends {share} of the time unpickling batches ({cures.LIGHTER})"
     yield Change(family="send", remedy="cheaper send: lighter batches", target="send", then=then, effort=Effort.CODE,
-                 why=why, command=CURES["send"].command, extra_error=0.08, cause=True, at_most=True,
+                 why=why, command=cures.CURES["send"].command, extra_error=0.08, cause=True, at_most=True,
                  ceiling_times=without_handover(at))  # fmt: skip
 
 
