@@ -88,7 +88,7 @@ class Interrupts:
                     self._witness.wait(SAME_S)
             if not heard_too or not self._witness.returncode:
                 child.send_signal(self.number)
-        journal.interrupt()
+        journal.write("interrupted", {})  # no more windows of ours in it
 
 
 _hearing: list[Interrupts] = []

@@ -199,10 +199,6 @@ class Journal:
         """What could not be watched: a note of the recording."""
         self.append(f"complaints-{os.getpid()}", [[line]])
 
-    def interrupt(self) -> None:
-        """A signal has come, and the script has had it: no more windows of ours in it."""
-        self.write("interrupted", {})
-
     def has(self, name: str) -> bool:
         """Whether that was written: `left-PID`, `interrupted`. Asked at every look: cheap."""
         return os.path.exists(f"{self.folder}/{name}.json")  # noqa: PTH110

@@ -140,7 +140,8 @@ def _loader(about: About, workers: Iterable[About], phases: Iterable[tuple[tuple
     keeps = Counter[str]()
     for one in (about, *workers):
         keeps.update(one.get("keeps"))
-    return LoaderSeen(**about | {"keeps": dict(keeps), "phase": _loader_phase(phases, about["id"])})
+    seen: About = about | {"keeps": dict(keeps)}
+    return LoaderSeen(**seen, phase=_loader_phase(phases, about["id"]))
 
 
 def _loader_phase(phases: Iterable[tuple[tuple[int, int], Phase]], loader: int) -> Phase:
