@@ -113,7 +113,7 @@ def launched(config: StudyConfig, report: Report = lambda _: None) -> Generator[
             by = diagnosed
         script = Script(argv=list(config.argv), module=config.module, cwd=str(Path.cwd()), python=sys.executable,
                         exit_status=_status_of(code), ended_by=by, error=error)  # fmt: skip
-        recording = merge(journal, origin=origin, argv=config.argv, sampler=sampler, script=script)
+        recording = merge(journal, origin=origin, script=script, sampler=sampler)
         yield Run(recording, journal, interrupts.status or _status_of(code), own_status)
 
 

@@ -92,8 +92,7 @@ class Profile:
         self.__exit__(None, None, None)
         return self
 
-    def __enter__(self) -> Self:
-        return self.start()
+    __enter__ = start
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -224,7 +223,7 @@ class Profile:
                     ended_by = of_steps  # what a window ended with is told of the legs
                 script = self._script(name, ended_by, said)
                 seen = sampler if self._resources else None
-                recording = merge(journal, origin=origin, argv=script.argv, sampler=seen, script=script)
+                recording = merge(journal, origin=origin, script=script, sampler=seen)
                 recording = explained(config, Run(recording, journal, 0), interrupted=interrupted)
                 self._ended = lambda: recording
 
@@ -237,8 +236,7 @@ class Profile:
         @functools.cache
         def so_far() -> Recording:
             capture.tell()
-            script = self._script("", "itself", None)
-            recording = merge(capture.journal, origin=capture.origin, argv=script.argv, script=script)
+            recording = merge(capture.journal, origin=capture.origin, script=self._script("", "itself", None))
             return recording.noted("seen by `feedline profile` so far; its own report has all of it")
 
         try:

@@ -4,7 +4,6 @@ Workers and trainers tell what they did in rows of up to a second. A row counts 
 inside measured steps of the training loader: start-up, evaluation and checkpoints are not charged to training.
 """
 
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,14 +49,7 @@ ALL_READ = 0.5  # of a listed file's bytes, a sample, from which on these files 
 Phases = dict[tuple[int, int], Phase]  # (loader, epoch) -> phase
 
 
-def merge(
-    journal: Journal,
-    *,
-    origin: float,
-    argv: Sequence[str],
-    sampler: Sampled | None = None,
-    script: Script | None = None,
-) -> Recording:
+def merge(journal: Journal, *, origin: float, script: Script, sampler: Sampled | None = None) -> Recording:
     """Everything the processes of a run wrote down. `origin` is the clock's reading at second 0."""
     found = sorted(filter(is_trainer, journal.all("trainer-")), key=lambda one: (one["rank"], one["pid"]))
     rows = {trainer["pid"]: _rows(journal, trainer) for trainer in found}
@@ -87,9 +79,9 @@ def merge(
     files = journal.read("files") or {"paths": [], "changing": None}
     started = datetime.now(UTC) - timedelta(seconds=time.perf_counter() - origin)
     ends_s = [step.start_s + step.duration_s for step in steps] or [one.seconds for one in times]
-    failed = script is not None and script.ended_by in ("error", "signal")
+    failed = script.ended_by in ("error", "signal")
     recording = Recording(
-        script=script or Script(argv=list(argv), cwd=str(Path.cwd()), python=sys.executable),
+        script=script,
         started=started.isoformat(timespec="seconds"),
         seconds=max(ends_s, default=0.0),
         feedline=package_version("feedline") or "",

@@ -15,7 +15,7 @@ from feedline.profiling.explain.predict import all_predictions
 from feedline.profiling.record.journal import Journal, StudyConfig, TimeRow
 from feedline.profiling.record.measurements import scope_of
 from feedline.profiling.record.merge import merge, scopes
-from feedline.profiling.record.recording import Compute, Gpu, Recording, Series, Step
+from feedline.profiling.record.recording import Compute, Gpu, Recording, Script, Series, Step
 from feedline.profiling.record.watch_costs import costs
 from feedline.profiling.record.windows import over_steps
 from feedline.profiling.watch.capture import Capture, Finished
@@ -67,11 +67,11 @@ def trained(folder: Path, sampler: Any = None) -> Recording:
     capture.end_pass(one, exhausted=True)
     capture.leave("itself")
     hooks.remove()
-    return merge(capture.journal, origin=origin, argv=["x.py"], sampler=sampler)
+    return merge(capture.journal, origin=origin, script=Script(argv=["x.py"]), sampler=sampler)
 
 
 def test_a_run_of_an_hour_started_an_hour_ago(tmp_path: Path) -> None:
-    seen = merge(Journal(tmp_path), origin=time.perf_counter() - 3600, argv=["x.py"])
+    seen = merge(Journal(tmp_path), origin=time.perf_counter() - 3600, script=Script(argv=["x.py"]))
     ago = datetime.now(UTC) - datetime.fromisoformat(seen.started)
     assert timedelta(minutes=59) < ago < timedelta(minutes=61)
 
@@ -111,7 +111,7 @@ def test_costs_are_of_the_steps_that_the_rate_is_of(tmp_path: Path) -> None:
         spent.append((time.process_time() - began_s) / 160)
         capture.end_pass(one, exhausted=True)  # which may import what tells whether feedline's loader can do it
     capture.leave("itself")
-    seen = merge(capture.journal, origin=origin, argv=["x.py"])
+    seen = merge(capture.journal, origin=origin, script=Script(argv=["x.py"]))
     assert seen.costs.trainer_cpu_s == pytest.approx(sum(spent) / 2, rel=0.3)
     remedy = next(one for one in all_predictions(measure(seen)) if one.remedy == "no hidden synchronisations")
     assert seen.compute.items == 37 and remedy.why.startswith("37 of them")
@@ -154,7 +154,7 @@ def test_what_a_child_process_evaluates_is_no_training(tmp_path: Path) -> None:
     origin = time.perf_counter()
     looped(tmp_path, pid=11, batches=12, worker=12)
     looped(tmp_path, pid=7, batches=40, trains=False, worker=8)
-    seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"])
+    seen = merge(Journal(tmp_path), origin=origin, script=Script(argv=["x.py"]))
     assert (len(seen.steps), seen.compute.world_size) == (12, 1)
     assert [one.pid for one in seen.workers] == [12]
 
@@ -163,7 +163,7 @@ def test_two_processes_that_train_as_the_same_rank_are_one(tmp_path: Path) -> No
     origin = time.perf_counter()
     looped(tmp_path, pid=7, batches=12, step_s=0.02)
     looped(tmp_path, pid=11, batches=12, step_s=0.02)
-    seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"])
+    seen = merge(Journal(tmp_path), origin=origin, script=Script(argv=["x.py"]))
     assert (len(seen.steps), seen.compute.world_size, seen.notes) == (24, 1, [])
 
 
@@ -172,7 +172,7 @@ def test_of_processes_that_train_each_in_its_own_way_one_is_told(tmp_path: Path)
     looped(tmp_path, pid=7, batches=24, step_s=0.004, worker=8)
     looped(tmp_path, pid=11, batches=12, step_s=0.02, worker=12)
     looped(tmp_path, pid=13, batches=12, step_s=0.02)
-    seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"])
+    seen = merge(Journal(tmp_path), origin=origin, script=Script(argv=["x.py"]))
     assert (len(seen.steps), [one.pid for one in seen.workers], len(seen.trainers)) == (24, [12], 2)
     assert len(seen.notes) == 1
     assert seen.notes[0].startswith("3 processes train on their own, and differ: these figures are of one, which")
@@ -188,7 +188,7 @@ def test_ranks_that_were_not_seen_are_said_and_are_not_in_the_model(
     for rank, pid in enumerate((7, 11)):
         monkeypatch.setenv("RANK", str(rank))
         looped(tmp_path, pid=pid, batches=12, rank=rank)
-    seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"])
+    seen = merge(Journal(tmp_path), origin=origin, script=Script(argv=["x.py"]))
     assert seen.compute.world_size == 2
     assert "2 of 8 ranks were seen: rates and predictions are of these" in seen.notes
 
@@ -210,7 +210,7 @@ def test_a_batch_that_is_looked_at_before_the_loop_is_not_its_first_pass(tmp_pat
         if epoch:
             capture.end_pass(one, exhausted=True)
     capture.leave("itself")
-    seen = merge(capture.journal, origin=origin, argv=["x.py"])
+    seen = merge(capture.journal, origin=origin, script=Script(argv=["x.py"]))
     warm = [sum(step.warm_up for step in seen.steps if step.epoch == epoch) for epoch in (1, 2)]
     assert warm == [7, 1]
     assert measure(seen).rates.epoch_start_s < 0.05
@@ -231,7 +231,7 @@ def test_the_first_step_of_a_smaller_last_batch_is_no_measure(
             capture.backward(0.001)
         capture.end_pass(one, exhausted=True)
     capture.leave("itself")
-    seen = merge(capture.journal, origin=origin, argv=["x.py"])
+    seen = merge(capture.journal, origin=origin, script=Script(argv=["x.py"]))
     first = [step for step in seen.steps if not step.epoch]
     assert [number for number, step in enumerate(first) if step.warm_up][2:] == left_out
 
@@ -283,7 +283,7 @@ def test_copies_are_timed_by_marks(tmp_path: Path) -> None:
     capture.end_pass(one, exhausted=True)
     capture.leave("itself")
     hooks.remove()
-    seen = merge(capture.journal, origin=origin, argv=["x.py"])
+    seen = merge(capture.journal, origin=origin, script=Script(argv=["x.py"]))
     assert [step.copy_s for step in seen.steps] == [0.001] * 12
     assert 0 < seen.overhead.hooks_s < 12e-3
 
@@ -304,7 +304,7 @@ def test_steps_without_marks_get_what_those_with_marks_have(tmp_path: Path, monk
             row.starved_s, row.copy_s = row.wait_s / 2, 0.003
             row.idle_s = 0.006 if number % 10 else None  # behind an optimiser's step, of which there is none here
     capture.leave("itself")
-    steps = merge(capture.journal, origin=0.0, argv=["x.py"]).measured()
+    steps = merge(capture.journal, origin=0.0, script=Script(argv=["x.py"])).measured()
     assert [step.starved_s for step in steps] == pytest.approx([step.wait_s / 2 for step in steps])
     assert [step.copy_s for step in steps] == pytest.approx([0.003] * len(steps))
     assert sum(step.idle_s or 0.0 for step in steps) / len(steps) == pytest.approx(0.003, rel=0.05)
@@ -327,7 +327,7 @@ def test_steps_that_are_all_marked_do_not_stand_for_later_ones(
         if number < 100 or number % 10 == 0:
             row.starved_s = 0.0 if number < 100 else 0.02
     capture.leave("itself")
-    steps = merge(capture.journal, origin=0.0, argv=["x.py"]).steps
+    steps = merge(capture.journal, origin=0.0, script=Script(argv=["x.py"])).steps
     later = [step.starved_s for step in steps[200:] if step.starved_s != 0.02]
     assert later == pytest.approx([0.004] * len(later), rel=0.1)
 
@@ -342,7 +342,7 @@ def test_optimiser_steps_without_a_loader_are_counted_and_stop_the_script(tmp_pa
             time.sleep(0.06)
             capture.optimizer_step(0.001)
     assert (steps, capture.ended_by) == (5, "steps")
-    recording = merge(capture.journal, origin=origin, argv=["x.py"])
+    recording = merge(capture.journal, origin=origin, script=Script(argv=["x.py"]))
     assert [(one.kind, one.num_workers) for one in recording.loaders] == [("unwatched", None)]
     assert [(step.samples, step.wait_s, step.phase) for step in recording.steps] == [(1, 0.0, "train")] * 4
     assert recording.trainers[0].seconds > 0.1
@@ -394,7 +394,7 @@ def test_files_that_a_dataset_lists_are_its_samples_where_they_are_read(
     sampler: Any = SimpleNamespace(gpus=[], gpu_note="", cpu_s=0.0, recorded=[read])
     origin, dataset = time.perf_counter(), SimpleNamespace(samples=[(str(file), 0) for file in files])
     looped(tmp_path, pid=11, batches=12, worker=12, dataset=dataset, stage=stage)
-    seen = merge(Journal(tmp_path), origin=origin, argv=["x.py"], sampler=sampler)
+    seen = merge(Journal(tmp_path), origin=origin, script=Script(argv=["x.py"]), sampler=sampler)
     assert seen.sample_paths[0] == "/data/seen.jpg" and seen.changing_files == 0.5
     assert set(seen.sample_paths[1:]) == (set() if (rate, stage) == (1e3, "decode") else set(map(str, files)))
 

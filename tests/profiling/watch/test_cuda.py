@@ -14,6 +14,7 @@ import torch
 from feedline.profiling.record.journal import Journal, StepRow, StudyConfig
 from feedline.profiling.record.merge import merge
 from feedline.profiling.record.recording import Recording
+from feedline.profiling.record.recording import Script as SeenScript
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.cuda import Device
 from feedline.profiling.watch.hooks import Hooks
@@ -124,7 +125,7 @@ class Script:
         self.capture.end_pass(self.loop, exhausted=True)
         self.capture.leave("itself")
         self.hooks.remove()
-        return merge(self.capture.journal, origin=self.origin, argv=["x.py"])
+        return merge(self.capture.journal, origin=self.origin, script=SeenScript(argv=["x.py"]))
 
 
 def test_starvation_is_the_waiting_and_idleness_what_the_loop_does_beside_it(tmp_path: Path) -> None:
@@ -466,7 +467,7 @@ class OnGpu:
         self.capture.end_pass(self.loop, exhausted=True)
         self.capture.leave("itself")
         self.hooks.remove()
-        return merge(self.capture.journal, origin=self.origin, argv=["x.py"])
+        return merge(self.capture.journal, origin=self.origin, script=SeenScript(argv=["x.py"]))
 
 
 @pytest.mark.gpu

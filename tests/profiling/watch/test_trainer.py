@@ -26,6 +26,7 @@ from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.profile import Profile
 from feedline.profiling.record.journal import Journal, StepRow, StudyConfig, TimeRow
 from feedline.profiling.record.merge import merge
+from feedline.profiling.record.recording import Script
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.evidence import Spent
 from feedline.profiling.watch.rules import HERE
@@ -95,7 +96,7 @@ def test_waiting_for_the_pinning_thread_has_its_own_name(doing: str, tmp_path: P
         time.sleep(1.0)
         used_s = time.clock_gettime(clock) - began_s
         capture.leave("itself")
-    (trainer,) = merge(capture.journal, origin=origin, argv=["x.py"]).trainers
+    (trainer,) = merge(capture.journal, origin=origin, script=Script(argv=["x.py"])).trainers
     assert max(trainer.stages, key=lambda name: trainer.stages[name]) == doing
     if doing != "wait":
         assert trainer.stages_cpu_s[doing] == pytest.approx(used_s, rel=0.3)
@@ -166,7 +167,7 @@ def test_what_a_loader_does_to_batches_that_are_ready_is_told_from_waiting(tmp_p
     capture.ask(capture.begin_pass(Loader(), "torch"))
     warped(torch.ones(32, 3, 64, 64))
     capture.leave("itself")
-    (trainer,) = merge(capture.journal, origin=origin, argv=["x.py"]).trainers
+    (trainer,) = merge(capture.journal, origin=origin, script=Script(argv=["x.py"])).trainers
     assert trainer.stages["change"] > 2 * trainer.stages.get("wait", 0.0)
     assert "change test_trainer.py:warped" in {name.rpartition(":")[0] for name in trainer.functions}
 
@@ -365,7 +366,7 @@ def test_what_torch_s_loader_does_to_take_a_batch_apart_is_waiting(tmp_path: Pat
     exec(compile(code, f"{packages}/_utils.py", "exec"), namespace)
     function("_next_data", f"{packages}/utils/data/dataloader.py")(namespace["rebuild"])
     capture.leave("itself")
-    (trainer,) = merge(capture.journal, origin=origin, argv=["x.py"]).trainers
+    (trainer,) = merge(capture.journal, origin=origin, script=Script(argv=["x.py"])).trainers
     assert not trainer.stages.get("change") and trainer.stages["wait"] > 0.5
 
 
