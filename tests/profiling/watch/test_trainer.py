@@ -149,7 +149,7 @@ def test_a_sampler_that_draws_as_an_epoch_begins_is_told_from_starting_workers()
                 training.step(batch)
                 time.sleep(0.02)
     (trainer,) = seen.recording.trainers
-    assert trainer.stages["draw"] > 5 * trainer.stages["wait"]
+    assert trainer.stages["draw"] > 5 * trainer.stages.get("wait", 0.0)  # no look may have seen it wait
     cause = diagnose(seen.recording).cause
     assert (cause.kind, cause.where) == ("draw", "test_trainer.py:AllAtOnce.__iter__")
 
