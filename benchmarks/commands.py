@@ -19,7 +19,7 @@ from stat import S_ISDIR
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.base.files import write_atomically
+from feedline.pipeline.base.files import refused_as, write_atomically
 
 FEEDLINE = [sys.executable, "-P", "-c", "from feedline.cli.main import run; run()"]
 """The same interpreter whatever is on PATH."""
@@ -140,7 +140,5 @@ def stamps(paths: Iterable[Path]) -> list[Any]:
 
 def check_work(folder: Path) -> None:
     """Raises UsageError, before anything runs, where results cannot be kept."""
-    try:
+    with refused_as(UsageError, f"--work {folder}: no folder can be made there"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--work {folder}: no folder can be made there ({error.strerror})") from error

@@ -29,6 +29,7 @@ from feedline.benchmarks.measure.rounds import (
 )
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.files import refused_as
 from feedline.pipeline.base.settings import PREFETCH, check_limits, limited
 from feedline.pipeline.format.manifest import MANIFEST, manifest_hash
 from feedline.profiling.record.host import describe_host, package_version
@@ -103,11 +104,9 @@ class Results:
         if not results._takes(lines):
             results.windows.clear()
             lines = [{"identity": config.identity, "axes": dict(config.grid.axes)}]
-        try:
+        with refused_as(UsageError, f"cannot write {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))  # without what a kill tore
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from error
         return results
 
     def _takes(self, lines: list[dict[str, Any]]) -> bool:

@@ -34,7 +34,7 @@ from feedline.benchmarks.storage_advice import storage_of
 from feedline.benchmarks.surface import Posterior, surface
 from feedline.benchmarks.variants import find_train
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.files import write_as_asked
+from feedline.pipeline.base.files import refused_as, write_as_asked
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.settings import BATCH_SIZE, IMAGE_SIZE, PREFETCH, check_limits, limited
 from feedline.pipeline.base.status_line import status_line
@@ -290,7 +290,5 @@ def write_config(path: Path, result: Mapping[str, Any], split: Path) -> None:
     dataset = str(split.parent)
     words = [word for name, value in options.items() for word in (flag(name), str(value))]
     written = {"dataset": dataset, "options": options, "command": shlex.join(["feedline", "train", dataset, *words])}
-    try:
+    with refused_as(UsageError, f"cannot write {path}"):
         write_as_asked(path, (json.dumps(written, indent=1) + "\n").encode())
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error

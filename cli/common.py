@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError, redacted
-from feedline.pipeline.base.files import try_place, write_as_asked
+from feedline.pipeline.base.files import refused_as, try_place, write_as_asked
 from feedline.pipeline.base.text import printable
 from feedline.profiling.record.host import describe_host
 from feedline.profiling.record.plain import to_plain
@@ -106,10 +106,8 @@ def progress(what: str, unit: str = "samples") -> Generator[Callable[..., None]]
 def write(path: Path, content: str | bytes) -> None:
     """To a file that was asked for. Raises FeedlineError when it cannot be written: the verb's work is done."""
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")  # names need not be UTF-8
-    try:
+    with refused_as(FeedlineError, f"cannot write {path}"):
         write_as_asked(path, data)
-    except OSError as error:
-        raise FeedlineError(f"cannot write {path}: {error.strerror}") from error
 
 
 def check_writable(*outputs: Path | None) -> None:

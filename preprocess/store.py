@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from feedline.pipeline.base.errors import UsageError, first_line, redacted
-from feedline.pipeline.base.files import open_regular, sync_folder, write_atomically, write_error
+from feedline.pipeline.base.files import open_regular, refused_as, sync_folder, write_atomically, write_error
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.format.shard_tar import hashed_name
 from feedline.preprocess.sources.reading import reached
@@ -148,11 +148,9 @@ class ObjectStore:
     def prepare(self, folders: list[str]) -> None:
         """Object stores have no folders; writing one small object shows whether we may."""
         name = f"{WORK}/writable"
-        try:
+        with refused_as(UsageError, f"{self.address} cannot be written"):
             self.write(name, b"")
             self.delete(name)
-        except OSError as error:
-            raise UsageError(f"{self.address} cannot be written: {error.strerror}") from error
 
     @contextmanager
     def attempt(self, run: str) -> Generator[BinaryIO]:

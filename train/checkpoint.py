@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.base.files import read_bounded, sweep, write_atomically
+from feedline.pipeline.base.files import read_bounded, refused_as, sweep, write_atomically
 from feedline.train.config import CHECKPOINTS
 from feedline.train.distributed import is_restart, may_restart, short_line
 
@@ -62,12 +62,10 @@ class Checkpoints:
         `step-…` comes last: a run that is killed in between resumes before it, and writes the others anew.
         """
         data = to_bytes(state)
-        try:
+        with refused_as(CheckpointError, f"cannot write a checkpoint to {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in sorted(names, key=lambda name: name.startswith("step-")):
                 write_atomically(self.folder / name, data)
-        except OSError as error:
-            raise CheckpointError(f"cannot write a checkpoint to {self.folder}: {error.strerror}") from error
         with suppress(OSError):  # the next time
             for where in self.steps()[:-keep_last]:
                 where.unlink(missing_ok=True)
@@ -91,7 +89,7 @@ class Checkpoints:
         left = [where for number, where in self._numbered("step-").items() if number > step]
         if (epoch := resume.state["progress"].get("epoch")) is not None:
             left += [where for number, where in self.kept().items() if number > epoch]
-        try:
+        with refused_as(CheckpointError, f"cannot go back in {self.folder}"):
             if not (own := self.folder / step_name(step)).exists():
                 write_atomically(own, resume.where.read_bytes())
             with suppress(CheckpointError, KeyError):  # it is damaged, or there is none
@@ -103,8 +101,6 @@ class Checkpoints:
                 write_atomically(self.folder / WENT_BACK, _going_back(asked).encode())
             else:
                 (self.folder / WENT_BACK).unlink(missing_ok=True)
-        except OSError as error:
-            raise CheckpointError(f"cannot go back in {self.folder}: {error.strerror}") from error
         return [f"went back to step {step}: removed {', '.join(where.name for where in left)}"] if left else []
 
     def _went_back_to(self) -> str:
@@ -217,10 +213,8 @@ def from_bytes(data: bytes, where: str) -> State:
 
 def read(where: Where) -> State:
     """Raises CheckpointError."""
-    try:
+    with refused_as(CheckpointError, f"checkpoint {where} cannot be read"):
         data = read_bounded(where, MOST_BYTES)
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {where} cannot be read: {error.strerror}") from error
     return from_bytes(data, str(where))
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from feedline.pipeline.base.errors import DatasetError
+from feedline.pipeline.base.files import refused_as
 from feedline.profiling.record.measurements import Reads
 
 if TYPE_CHECKING:
@@ -185,10 +186,8 @@ class _Files:
             raise DatasetError(f"{piece.path} is cut short: it ends before byte {end:,}")
 
     def _open(self, path: Path) -> int:
-        try:
+        with refused_as(DatasetError, f"{path} cannot be read"):
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | self.direct)
-        except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error.strerror}") from error
 
     def close(self) -> None:
         for file in self._kept.values():

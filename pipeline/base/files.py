@@ -134,6 +134,15 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
         return file.read()
 
 
+@contextmanager
+def refused_as(kind: type[FeedlineError], what: str) -> Generator[None]:
+    """What the file system refuses inside, in one line: `what`, and its own words."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}") from error
+
+
 def write_error(error: OSError, doing: str) -> FeedlineError:
     """One line for what a file system refused."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

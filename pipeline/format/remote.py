@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedline.pipeline.base.errors import DatasetError, first_line
+from feedline.pipeline.base.files import refused_as
 from feedline.pipeline.format.local import LocalFiles, WholeShards
 
 if TYPE_CHECKING:
@@ -204,12 +205,9 @@ class ShardCache:
                 os.utime(path)  # needed now: last to go
             return
         lock = self._folder / f".{shard.name}.lock"
-        try:
-            with locked(lock, wait=False) as mine:
-                if mine and not is_whole(path, shard):
-                    self._into_place(shard, path, lock)
-        except OSError as error:
-            raise DatasetError(f"{path} cannot be cached: {error.strerror or error}") from error
+        with refused_as(DatasetError, f"{path} cannot be cached"), locked(lock, wait=False) as mine:
+            if mine and not is_whole(path, shard):
+                self._into_place(shard, path, lock)
 
     def _into_place(self, shard: "ShardInfo", path: Path, lock: Path) -> None:
         part = lock.with_suffix(".part")

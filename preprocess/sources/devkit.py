@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import SourceError, UsageError, first_line
+from feedline.pipeline.base.files import refused_as
 from feedline.pipeline.base.text import count_of
 from feedline.preprocess.sources.base import Classes, without_extension
 from feedline.preprocess.sources.labels import class_entry, class_id, label_by_name
@@ -108,10 +109,8 @@ class Truth:
 
     @classmethod
     def read(cls, path: str) -> "Truth":
-        try:
+        with refused_as(UsageError, f"ground truth {path} cannot be read"):
             return cls.parse(Path(path).read_bytes(), path)
-        except OSError as error:
-            raise UsageError(f"ground truth {path} cannot be read: {error.strerror}") from error
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> "Truth":

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from feedline.pipeline.base.errors import SourceError, UsageError
+from feedline.pipeline.base.files import refused_as
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.format.manifest import INDEX
 from feedline.preprocess.sources.base import SPLITS, Found, Part, Sample, Source, SourceOptions, Task, found
@@ -96,11 +97,9 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 def class_folders(folder: Path) -> list[str]:
     """Names of the folders in it, sorted; hidden ones are none."""
-    try:
+    with refused_as(UsageError, f"{folder} cannot be read"):
         names = (entry.name for entry in os.scandir(folder) if is_folder(entry))
         return sorted(name for name in names if not name.startswith("."))
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
 
 
 def has_images(folder: Path, deep: bool = False) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.base.files import sole_use
+from feedline.pipeline.base.files import refused_as, sole_use
 from feedline.pipeline.base.process import die_with, usable_cores
 from feedline.preprocess.sources.imagenet import DEVKIT, TRAIN, VAL
 from feedline.preprocess.sources.staging import add, inner_tar
@@ -100,23 +100,19 @@ def extent(path: Path) -> int:
 def hidden_folder(out: Path) -> Generator[Path]:
     """A fresh folder beside `out`, gone on the way out unless it was published; one process at a time."""
     folder = out.absolute().with_name(f".{out.name}.synth")
-    try:
+    with refused_as(UsageError, f"{folder.parent} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder.parent} cannot be written: {error.strerror}") from error
     if folder.is_symlink():
         raise UsageError(f"{folder} is a link: remove it")
-    try:
-        with sole_use(folder, f"another `feedline synth` is writing {out}: wait for it"), ExitStack() as end:
-            end.callback(shutil.rmtree, folder, ignore_errors=True)
-            for entry in folder.iterdir():  # what a killed run left
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
-            yield folder
-    except OSError as error:
-        raise FeedlineError(f"{out} cannot be written: {error.strerror or error}") from error
+    busy = f"another `feedline synth` is writing {out}: wait for it"
+    with refused_as(FeedlineError, f"{out} cannot be written"), sole_use(folder, busy), ExitStack() as end:
+        end.callback(shutil.rmtree, folder, ignore_errors=True)
+        for entry in folder.iterdir():  # what a killed run left
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        yield folder
 
 
 def write_archives(plan: SynthPlan, folder: Path, stream: Generator[bytes]) -> None:

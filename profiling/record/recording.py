@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from feedline.pipeline.base.errors import RecordingError
-from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded, write_as_asked
+from feedline.pipeline.base.files import RECORDING_BYTES, read_bounded, refused_as, write_as_asked
 from feedline.profiling.record.journal import Compute, LegName
 from feedline.profiling.record.measurements import Gpu, Leg, Line, Reads, Series, Trial
 from feedline.profiling.record.plain import build, to_plain
@@ -355,10 +355,8 @@ class Recording:
 
     def save(self, path: Path) -> None:
         """Whole or not at all. Raises RecordingError when it cannot be written."""
-        try:
+        with refused_as(RecordingError, f"cannot write {path}"):
             write_as_asked(path, (json.dumps(self.to_dict()) + "\n").encode())
-        except OSError as error:
-            raise RecordingError(f"cannot write {path}: {error.strerror}") from error
 
     @classmethod
     def load(cls, path: Path | str) -> "Recording":

@@ -18,7 +18,7 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.files import read_bounded
+from feedline.pipeline.base.files import read_bounded, refused_as
 from feedline.train.config import FREE_TO_CHANGE, TrainConfig
 
 MOST_BYTES = 1 << 20
@@ -57,11 +57,11 @@ def read_space(path: Path, config: TrainConfig) -> Space:
 
     Raises UsageError, with the line, for what is no TOML, names no setting, or has an impossible range.
     """
+    with refused_as(UsageError, f"--space {path} cannot be read"):
+        data = read_bounded(path, MOST_BYTES)
     try:
-        text = read_bounded(path, MOST_BYTES).decode()
+        text = data.decode()
         tables = tomllib.loads(text)
-    except OSError as error:
-        raise UsageError(f"--space {path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # tomllib's says the line
         raise UsageError(f"--space {path} is no TOML: {error}") from error
     space: dict[str, Range | Choices] = {}
