@@ -22,7 +22,7 @@ AXIS_OPTIONS = Options(
     )
     for name, axis in AXES.items()
 )  # fmt: skip
-OPTIONS = fields("benchmarks.comparison.CompareConfig", "rounds", "window_s", window_s={"flags": ("--window",)})
+OPTIONS = fields("benchmarks.comparison.CompareConfig", "rounds", "window_s")
 WorkFolder = Annotated[Path, typer.Option(help="Results and shard variants are kept here; a rerun continues.")]
 
 

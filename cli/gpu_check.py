@@ -13,8 +13,6 @@ OPTIONS = fields(
     *("models", "image_sizes", "batch_size", "num_workers", "device", "rounds", "budget_s", "window_s"),
     models={"flags": ("--model",)},
     image_sizes={"flags": ("--image-size",)},
-    budget_s={"flags": ("--budget",)},
-    window_s={"flags": ("--window",)},
 )
 
 

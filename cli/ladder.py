@@ -13,8 +13,6 @@ from feedline.profiling.render.sections import Page
 OPTIONS = fields(
     "benchmarks.ladder.LadderConfig",
     *("source", "work", "profiled", "prepared", "num_workers", "size_px", "rounds", "window_s"),
-    size_px={"flags": ("--size",)},
-    window_s={"flags": ("--window",)},
 )
 
 

@@ -90,8 +90,8 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def fields(dataclass: str, *wanted: str, negatable: bool = False, **changes: Mapping[str, Any]) -> "Options":
     """Options for `wanted` fields of a dataclass (its module below feedline, and its name), or for all.
 
-    `changes`, by field: `flags`, `hint`, `default`, or what typer.Option takes. `negatable`: switches get a
-    --no-… too.
+    A flag leaves out the unit of seconds and pixels in the field's name. `changes`, by field: `flags`, `hint`,
+    `default`, or what typer.Option takes. `negatable`: switches get a --no-… too.
     """
     path, _, name = dataclass.rpartition(".")
     module = source(path)
@@ -103,7 +103,7 @@ def fields(dataclass: str, *wanted: str, negatable: bool = False, **changes: Map
         kind = change.pop("hint") if "hint" in change else module.evaluate(hint)
         start, limits = (change.pop("default"), {}) if "default" in change else module.default(default)
         words = limits.pop("words", ())
-        flag = field.replace("_", "-")
+        flag = field.removesuffix("_s").removesuffix("_px").replace("_", "-")  # users give the unit in the help
         flags = change.pop("flags", (f"--{flag}/--no-{flag}" if negatable and kind is bool else f"--{flag}",))
         more = {"help": text, **limits, **change}
         made.append(Option(field=field, flags=flags, hint=kind, default=start, words=words, more=more))

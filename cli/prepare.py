@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 PICTURE = fields(
     "preprocess.picture.Output",
     codec={"help": f"{', '.join(source('pipeline.codecs.table')['NAMES'])}."},
-    size_px={"flags": ("--size",)},
     subsampling={"hint": str},
 )
 JOB = fields(

@@ -8,7 +8,7 @@ from feedline.cli.options import Settings, command, fields
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.record import units
 
-OPTIONS = fields("preprocess.synth.inventory.SynthConfig", long_side_px={"flags": ("--long-side",)})
+OPTIONS = fields("preprocess.synth.inventory.SynthConfig")
 
 
 @command

@@ -53,6 +53,7 @@ OPTIONS = fields(
     "train.config.TrainConfig",
     negatable=True,
     dataset={"metavar": "OUT", "show_default": False},
+    timeout_s={"flags": ("--timeout-s",)},
     # torchrun refuses `--run` even behind the script's name: it abbreviates two options of its own
     run={"flags": ("--run", "--run-dir")},
 )

@@ -12,8 +12,6 @@ OPTIONS = fields(
     "benchmarks.tune.TuneConfig",
     *("model", "image_size", "batch_sizes", "device", "budget_s", "window_s"),
     batch_sizes={"flags": ("--batch-size",)},
-    budget_s={"flags": ("--budget",)},
-    window_s={"flags": ("--window",)},
 )
 OutFile = Annotated[
     Path, typer.Option(help="Where the settings go; `feedline train --config FILE` takes them."), OUTPUT
