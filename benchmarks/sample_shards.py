@@ -52,10 +52,11 @@ def make_shards(folder: Path, *, images: int = IMAGES, epoch: int = EPOCH) -> Pa
     return prepared
 
 
-def lengthen(split: Path, epoch: int, copies: int = 1) -> None:
-    """Its index names each sample until there are `epoch` of them or more, in so many `copies` of every shard by
-    turns: few pictures would be read from the processor's caches, where a dataset is not."""
-    manifest = read_manifest(split)
+def lengthen(split: Path, epoch: int, copies: int = 1, out: Path | None = None) -> None:
+    """Its index, or that of a copy of it in `out`, names the samples again and again until there are `epoch` of them,
+    in so many `copies` of every shard by turns: few pictures would be read from the processor's caches, where a
+    dataset is not."""
+    manifest, out = read_manifest(split), out or split
     table, count = pq.ParquetFile(split / INDEX).read(), len(manifest.shards)
     column, compute = table.column_names.index("shard"), cast("Any", pc)  # its functions are made at run time
     shards: list[ShardInfo] = []
@@ -63,14 +64,14 @@ def lengthen(split: Path, epoch: int, copies: int = 1) -> None:
     for turn in range(copies):
         for number, shard in enumerate(manifest.shards):
             name = shard_name(manifest.split, turn * count + number)
-            if turn:
-                shutil.copyfile(split / shard.name, split / name)
+            if turn or out != split:
+                shutil.copyfile(split / shard.name, out / name)
             shards.append(replace(shard, name=name))
         moved = compute.add(table[column], pa.scalar(turn * count, pa.int32()))
         tables.append(table.set_column(column, table.schema.field(column), moved))
-    tables *= math.ceil(max(epoch, 1) / (copies * max(1, manifest.samples)))
-    index = index_table_bytes(pa.concat_tables(tables))
-    longer = replace(manifest, samples=manifest.samples * len(tables), shards=shards,
-                     index_sha256=hashlib.sha256(index).hexdigest())  # fmt: skip
-    write_atomically(split / INDEX, index)
-    write_atomically(split / MANIFEST, longer.to_json().encode())
+    samples = max(epoch, manifest.samples)
+    tables *= math.ceil(samples / (copies * max(1, manifest.samples)))
+    index = index_table_bytes(pa.concat_tables(tables).slice(0, samples))
+    longer = replace(manifest, samples=samples, shards=shards, index_sha256=hashlib.sha256(index).hexdigest())
+    write_atomically(out / INDEX, index)
+    write_atomically(out / MANIFEST, longer.to_json().encode())

@@ -15,21 +15,18 @@ Every figure but the plan's is taken in processes of its own. Writes results/foo
 
 import json
 import math
-import shutil
 import time
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from feedline.benchmarks.experiments.harness import apart, column, end_with, in_rounds, options, spread, write
+from feedline.benchmarks.sample_shards import lengthen
 from feedline.pipeline.draw.order import EpochPlan
-from feedline.pipeline.format.manifest import INDEX, INDEX_SCHEMA, MANIFEST, index_table_bytes, read_manifest
+from feedline.pipeline.format.manifest import MANIFEST, read_manifest
 
 IMAGENET = 1_281_167
 MEBIBYTE = 1 << 20
@@ -64,27 +61,9 @@ def main() -> None:
 def enlarge(split: Path, out: Path, samples: int, *, copies: bool) -> Path:
     """A split of `samples` rows made of `split`'s, again and again. With `copies` each repetition has shard files of
     its own, so that its bytes are its own in the page cache; without, all rows point to the same few files."""
-    if (out / MANIFEST).exists():
-        return out
-    out.mkdir(parents=True, exist_ok=True)
-    manifest = read_manifest(split)
-    times = math.ceil(samples / manifest.samples)
-    infos = [
-        replace(shard, name=f"{turn:03d}-{shard.name}")
-        for turn in range(times if copies else 1)
-        for shard in manifest.shards
-    ]
-    for info in infos:
-        shutil.copy(split / info.name.partition("-")[2], out / info.name)
-    rows, parts = pq.ParquetFile(split / INDEX).read(), list[pa.Table]()
-    for turn in range(times):
-        keys = pa.array([f"{turn:03d}-{key}" for key in rows["key"].to_pylist()])
-        shards = [shard + turn * len(manifest.shards) * copies for shard in rows["shard"].to_pylist()]
-        part = rows.set_column(rows.schema.get_field_index("key"), "key", keys)
-        parts.append(part.set_column(rows.schema.get_field_index("shard"), "shard", pa.array(shards, pa.int32())))
-    table = pa.concat_tables(parts).slice(0, samples).cast(INDEX_SCHEMA)
-    (out / INDEX).write_bytes(index_table_bytes(table))
-    (out / MANIFEST).write_text(replace(manifest, samples=samples, shards=infos, index_sha256="").to_json())
+    if not (out / MANIFEST).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        lengthen(split, samples, math.ceil(samples / read_manifest(split).samples) if copies else 1, out)
     return out
 
 
