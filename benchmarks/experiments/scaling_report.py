@@ -10,11 +10,6 @@ from feedline.profiling.render.sections import Curve, Curves, Facts, Page, Table
 
 Row = Mapping[str, Any]
 HEADERS = ("on", "batch per rank", "global batch", "samples/s", "epoch", "speed-up", "top-1", "waiting")
-APART = {
-    True: " Nodes are network namespaces of this host and share its cores.",
-    False: " Nodes are agents on one host, without namespaces, and share its cores.",
-    None: "",
-}
 
 
 def rows(record: Row) -> list[tuple[str, ...]]:
@@ -43,11 +38,14 @@ def method(record: Row) -> str:
     chosen = (
         "loader workers as `feedline train` chooses them" if workers is None else count_of(workers, "loader worker")
     )
+    nodes = max(cell.get("nodes", 1) for cell in record["cells"])
     return (
         f"{record['model']} at {record['image_size_px']} px on {record['usable_cores']} cores of "
         f"{record['host']['cpu']} ({record['device']}), {count_of(record['epochs'], 'epoch')} after one of "
         f"warm-up, {record['n']} repeats in random order, {chosen} per process; mean ± standard deviation; "
-        f"preparing, start-up, evaluation and checkpoints are not timed.{APART[record.get('namespaces')]}"
+        f"preparing, start-up, evaluation and checkpoints are not timed."
+        + " Nodes are agents on one host and share its cores."
+        * (nodes > 1)
     )
 
 

@@ -5,7 +5,7 @@
 
 Every cell is `torchrun` (or one process) training on prepared shards; preparing is not timed. `--devices`: `cpu`, and
 numbers of GPUs; `--procs`: processes on the CPU of one node; `--nodes`: more nodes, each with the fewest processes,
-here as network namespaces of their own (where that is not allowed: as agents on one host, and the record says so).
+here as agents on one host.
 Repeats go in rounds, in an order drawn anew for each. `--batch-size` is the global batch by default, so that every
 number of processes takes the same steps; with `--per-rank` it is each process's. Both are stated. Time is that of the
 training itself (start-up, evaluation and checkpoints apart). Runs that --work holds are not repeated. Writes the
@@ -14,21 +14,17 @@ record, results/study.json by default, a page and a Markdown table beside it (`s
 
 import itertools
 import json
-import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import uuid
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from feedline.benchmarks.comparison import read_lines
-from feedline.benchmarks.experiments.harness import end_with, options, output_of, say, write
+from feedline.benchmarks.experiments.harness import end_with, options, say, write
 from feedline.benchmarks.experiments.scaling_report import markdown, study_page
 from feedline.benchmarks.measure.rounds import rounds
 from feedline.pipeline.base.errors import FeedlineError, UsageError
@@ -144,14 +140,11 @@ def study(config: StudyConfig, scratch: Path, kept: Path) -> dict[str, Any]:
     cells = {cell.key: cell for cell in config.cells}
     runs: dict[str, list[dict[str, float]]] = {key: [] for key in cells}
     done = read_runs(kept, config)
-    namespaces = None
     for number, key in rounds(list(cells), config.repeats):
         cell, name = cells[key], f"{key}-{number}"
-        with joined_hosts(cell.nodes) as hosts:
-            namespaces = hosts[0].apart if cell.nodes > 1 else namespaces
-            if name not in done:
-                done[name] = one_run(config, cell, hosts, number, scratch / name)
-                keep_run(kept, config, name, done[name])
+        if name not in done:
+            done[name] = one_run(config, cell, number, scratch / name)
+            keep_run(kept, config, name, done[name])
         runs[key].append(done[name])
         say(f"{key} {done[name]['samples_per_s']:,.0f} samples/s, top-1 {done[name]['top1']:.1%}")
     return {
@@ -159,7 +152,6 @@ def study(config: StudyConfig, scratch: Path, kept: Path) -> dict[str, Any]:
         "model": config.model,
         "image_size_px": config.image_size,
         "device": ", ".join(dict.fromkeys(cell.device for cell in config.cells)),
-        "namespaces": namespaces,
         "epochs": config.epochs,
         "num_workers": config.num_workers,
         "n": config.repeats,
@@ -181,11 +173,11 @@ def keep_run(kept: Path, config: StudyConfig, run: str, found: Mapping[str, floa
         file.write(json.dumps({"study": config.identity, "run": run, "found": found}) + "\n")
 
 
-def one_run(config: StudyConfig, cell: Cell, hosts: Sequence["Host"], seed: int, run: Path) -> dict[str, float]:
-    """A training by one process, or by an agent with its processes on each host."""
+def one_run(config: StudyConfig, cell: Cell, seed: int, run: Path) -> dict[str, float]:
+    """A training by one process, or by an agent with its processes for each node."""
     agents = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for command in command_lines(config, cell, hosts, seed, run)
+        for command in command_lines(config, cell, seed, run)
     ]
     try:
         outputs = [agent.communicate(timeout=MOST_S)[0] for agent in agents]
@@ -207,8 +199,8 @@ def one_run(config: StudyConfig, cell: Cell, hosts: Sequence["Host"], seed: int,
     return dict(zip(FIGURES, figures, strict=True))
 
 
-def command_lines(config: StudyConfig, cell: Cell, hosts: Sequence["Host"], seed: int, run: Path) -> list[list[str]]:
-    """One per host."""
+def command_lines(config: StudyConfig, cell: Cell, seed: int, run: Path) -> list[list[str]]:
+    """One per node."""
     values = {"model": config.model, "image_size": config.image_size, "batch_size": config.batch_per_rank(cell),
               "epochs": config.epochs + 1, "num_workers": config.num_workers,
               "threads": max(1, usable_cores() // cell.ranks), "seed": seed, "device": cell.device, "keep_last": 0,
@@ -220,10 +212,8 @@ def command_lines(config: StudyConfig, cell: Cell, hosts: Sequence["Host"], seed
         return [[sys.executable, *training]]
     if cell.nodes == 1:
         return [[*torchrun, "--standalone", *training]]
-    meeting = [f"--nnodes={cell.nodes}", f"--master-addr={hosts[0].address}", f"--master-port={PORT}"]
-    return [
-        [*host.prefix, *torchrun, *meeting, f"--node-rank={number}", *training] for number, host in enumerate(hosts)
-    ]
+    meeting = [f"--nnodes={cell.nodes}", "--master-addr=127.0.0.1", f"--master-port={PORT}"]
+    return [[*torchrun, *meeting, f"--node-rank={number}", *training] for number in range(cell.nodes)]
 
 
 def summary(
@@ -245,56 +235,6 @@ def summary(
         **{f"{name}_deviation": statistics.stdev(values) for name, values in by_name.items()},
         "runs": list(found),
     }
-
-
-# --- hosts --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    prefix: tuple[str, ...] = ()
-    """What a command line begins with to run there."""
-    address: str = "127.0.0.1"
-    apart: bool = False
-    """It has a network of its own."""
-
-
-@contextmanager
-def joined_hosts(count: int) -> Generator[list[Host]]:
-    """`count` hosts on this machine that can only meet over TCP: network namespaces on a bridge of their own; without
-    the right to make them, this one `count` times."""
-    with ExitStack() as stack:
-        hosts = [Host()] * count
-        if count > 1 and os.geteuid() == 0 and shutil.which("ip"):
-            with suppress(FeedlineError):
-                hosts = make_hosts(count, stack)
-        yield hosts
-
-
-def make_hosts(count: int, stack: ExitStack) -> list[Host]:
-    """Each is undone by `stack`. Raises FeedlineError where this machine does not let us make them."""
-    tag = uuid.uuid4().hex[:6]
-    subnet, bridge = f"10.84.{int(tag[:2], 16)}", f"fl{tag}b"
-    ip("link", "add", bridge, "type", "bridge")
-    stack.callback(ip, "link", "del", bridge)
-    ip("link", "set", bridge, "up")
-    hosts: list[Host] = []
-    for number in range(count):
-        name, link, address = f"fl{tag}n{number}", f"fl{tag}v{number}", f"{subnet}.{number + 1}"
-        ip("netns", "add", name)
-        stack.callback(ip, "netns", "del", name)
-        ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-        ip("link", "set", link, "master", bridge, "up")
-        ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-        ip("-n", name, "link", "set", "eth0", "up")
-        ip("-n", name, "link", "set", "lo", "up")
-        prefix = ("ip", "netns", "exec", name, "env", "GLOO_SOCKET_IFNAME=eth0")
-        hosts.append(Host(prefix=prefix, address=address, apart=True))
-    return hosts
-
-
-def ip(*words: str) -> None:
-    output_of(["ip", *words], f"ip {' '.join(words)}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import pytest
 from feedline.benchmarks.experiments.scaling_report import markdown, study_page
 from feedline.benchmarks.experiments.scaling_study import (
     Cell,
-    Host,
     StudyConfig,
     command_lines,
     keep_run,
@@ -48,8 +47,7 @@ def test_a_batch_that_does_not_divide_is_rounded_and_stated() -> None:
     uneven = config(procs=(1,), nodes=(1, 3), batch_sizes=(50,))
     said = summary(uneven, cell, runs[cell.key], runs)
     assert (said["batch_per_rank"], said["batch_global"]) == (17, 51)
-    assert "--batch-size 17" in " ".join(command_lines(uneven, cell, [Host()] * 3,
-                                                       0, Path("run"))[0])  # fmt: skip
+    assert "--batch-size 17" in " ".join(command_lines(uneven, cell, 0, Path("run"))[0])
 
 
 def test_the_page_and_the_table_hold_every_cell() -> None:
@@ -68,12 +66,10 @@ def test_the_page_and_the_table_hold_every_cell() -> None:
 
 
 def test_nodes_are_agents_that_meet_at_the_first() -> None:
-    hosts = [Host(prefix=("ip", "netns", "exec", name), address=f"10.0.0.{n}", apart=True) for n, name in
-             enumerate(("a", "b", "c"), 1)]  # fmt: skip
     cell = Cell(nodes=3, procs=2, batch_size=120)
-    commands = command_lines(config(nodes=(1, 3), batch_sizes=(120,)), cell, hosts, 0, Path("run"))
-    assert [words[3] for words in commands] == ["a", "b", "c"]
-    assert all({"--nnodes=3", "--nproc-per-node=2", "--master-addr=10.0.0.1"} <= set(words) for words in commands)
+    commands = command_lines(config(nodes=(1, 3), batch_sizes=(120,)), cell, 0, Path("run"))
+    assert [f"--node-rank={n}" in words for n, words in enumerate(commands)] == [True] * 3
+    assert all({"--nnodes=3", "--nproc-per-node=2", "--master-addr=127.0.0.1"} <= set(words) for words in commands)
     assert cell.ranks == 6
 
 
