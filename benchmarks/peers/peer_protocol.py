@@ -26,6 +26,8 @@ Epoch = Callable[[], Iterable[Any]]
 """The image batches of an epoch, on each call."""
 WARM_S = 1.5
 """From the first batch to the start of the window: readers, thread pools and page cache get going."""
+LEFT_OUT = 4
+"""Batches of a cold epoch, of which nothing is read twice: by then two workers hand over as they make them."""
 
 
 def serve(
@@ -39,8 +41,9 @@ def serve(
         measure_writing(write, sys.argv[2], sys.argv[3], int(sys.argv[4]))
     elif verb == "measure" and make is not None:
         epoch = make(spec)
-        measured = one_epoch(epoch, spec["seconds"]) if spec.get("cold") else measure(endless(epoch), spec["seconds"])
-        print(json.dumps(measured), flush=True)
+        cold = bool(spec.get("cold"))
+        stream = iter(epoch()) if cold else endless(epoch)
+        print(json.dumps(measure(stream, spec["seconds"], cold=cold)), flush=True)
     elif prepare is not None and not (ready := Path(spec["work"]) / ".ready").exists():
         ready.parent.mkdir(parents=True, exist_ok=True)
         prepare(spec)
@@ -57,46 +60,29 @@ def endless(epoch: Epoch) -> Iterator[Any]:
             raise RuntimeError(f"epoch {number} had no batches")
 
 
-def measure(stream: Iterator[Any], seconds: float) -> dict[str, Any]:
-    """Samples per second over a window that starts and ends with a batch."""
+def measure(stream: Iterator[Any], seconds: float, *, cold: bool) -> dict[str, Any]:
+    """Samples per second over a window that starts and ends with a batch; `cold`: at most to the end of the epoch. No
+    batch is kept: its memory may be the loader's next."""
     began_s = time.perf_counter()
     first = next(stream)
     first_batch_s = time.perf_counter() - began_s
     described = f"{getattr(first, 'dtype', type(first).__name__)} {tuple(getattr(first, 'shape', (len(first),)))}"
     del first
-    while time.perf_counter() - began_s < first_batch_s + WARM_S:
-        next(stream)
-    started_s = time.perf_counter()
-    samples, taken_s = 0, 0.0
-    while taken_s < seconds:
-        samples += len(next(stream))
-        taken_s = time.perf_counter() - started_s
-    return {"samples_per_s": samples / taken_s, "samples": samples, "seconds": taken_s,
-            "first_batch_s": first_batch_s, "batch": described}  # fmt: skip
-
-
-LEFT_OUT = 4
-"""Batches of a cold epoch: by then two workers hand over as they make them."""
-
-
-def one_epoch(epoch: Epoch, seconds: float) -> dict[str, Any]:
-    """Samples per second of the first one, to its end or for so long: nothing is read a second time."""
-    began_s = time.perf_counter()
-    stream = iter(epoch())
-    next(stream)
-    first_batch_s = time.perf_counter() - began_s
-    for _ in itertools.islice(stream, LEFT_OUT - 1):
-        pass
+    left_out = itertools.islice(stream, LEFT_OUT - 1 if cold else None)
+    while next(left_out, None) is not None:
+        if not cold and time.perf_counter() - began_s >= first_batch_s + WARM_S:
+            break
     started_s = time.perf_counter()
     samples, taken_s = 0, 0.0
     for batch in stream:
         samples, taken_s = samples + len(batch), time.perf_counter() - started_s
+        del batch
         if taken_s >= seconds:
             break
     if not samples:
         raise RuntimeError("the epoch was over before it could be measured")
     return {"samples_per_s": samples / taken_s, "samples": samples, "seconds": taken_s,
-            "first_batch_s": first_batch_s, "batch": ""}  # fmt: skip
+            "first_batch_s": first_batch_s, "batch": described}  # fmt: skip
 
 
 def image_files(folder: str) -> list[tuple[Path, int]]:
