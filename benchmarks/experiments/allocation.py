@@ -15,6 +15,7 @@ from typing import Any
 
 from feedline.benchmarks.experiments.harness import apart, column, end_with, in_rounds, options, write
 from feedline.benchmarks.measure.intervals import compare, estimate
+from feedline.benchmarks.measure.loader_subject import training_step
 from feedline.pipeline.base.errors import FeedlineError
 from feedline.pipeline.base.process import ENVIRONMENT, keep_freed_memory
 
@@ -44,16 +45,10 @@ def main() -> None:
 
 def window(name: str, px: int, batch_size: int, way: str, seconds: float) -> dict[str, float]:
     import torch
-    from torch.nn.functional import cross_entropy
-
-    from feedline.train.models import build_model
 
     if way == "kept" and not keep_freed_memory():
         raise FeedlineError("malloc could not be told to keep memory here: this measures glibc's")
-    torch.manual_seed(0)
-    model: Any = build_model(name, 10)
-    model = model.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    step = training_step(name, 10, "cpu", None, None)
     images_NCHW = torch.randn(batch_size, 3, px, px).contiguous(memory_format=torch.channels_last)
     labels_N = torch.randint(0, 10, (batch_size,))
 
@@ -61,9 +56,7 @@ def window(name: str, px: int, batch_size: int, way: str, seconds: float) -> dic
         """(steps, seconds taken)"""
         count, started_s = 0, time.perf_counter()
         while time.perf_counter() - started_s < least_s:
-            optimizer.zero_grad(set_to_none=True)
-            cross_entropy(model(images_NCHW), labels_N).backward()
-            optimizer.step()
+            step(images_NCHW, labels_N)
             count += 1
         return count, time.perf_counter() - started_s
 

@@ -24,6 +24,8 @@ from typing import Any
 import psutil
 
 from feedline.benchmarks.experiments.harness import apart, column, end_with, in_rounds, options, spread, write
+from feedline.benchmarks.measure.rounds import Bench
+from feedline.benchmarks.measure.window import Subject
 from feedline.benchmarks.sample_shards import lengthen
 from feedline.pipeline.draw.order import EpochPlan
 from feedline.pipeline.format.manifest import MANIFEST, read_manifest
@@ -38,8 +40,9 @@ def main() -> None:
     huge = enlarge(given.split, given.work / "imagenet-rows", IMAGENET, copies=False)
     large = enlarge(given.split, given.work / "50000", 50_000, copies=True)
     firsts = [apart(first_batch_s, given.split) for _ in range(5)]
-    cells = {str(split): partial(apart, rate, split, given.seconds) for split in (given.split, large)}
-    by_round = in_rounds(cells, given.rounds)
+    with Bench() as bench:
+        cells = {str(split): partial(rate, bench, split, given.seconds) for split in (given.split, large)}
+        by_round = in_rounds(cells, given.rounds)
     sizes: list[dict[str, Any]] = []
     for split in cells:
         runs = column(by_round, split)
@@ -76,6 +79,13 @@ def plan_s(epoch: int) -> float:
     return time.perf_counter() - started_s
 
 
+def rate(bench: Bench, split: Path, seconds: float) -> dict[str, float]:
+    settings = {"split": str(split), "batch_size": 64, "image_size": 224, "num_workers": 2, "checksums": True}
+    window = bench.measure(Subject(kind="loader", settings=settings, warm_up_s=1.5, window_s=seconds))
+    cpu_us = 1e6 * window.worker_cpu_s / window.samples
+    return {"samples_per_s": window.samples_per_s, "cpu_us_per_sample": cpu_us}
+
+
 # --- each runs in a process of its own ----------------------------------------------------------------
 
 
@@ -110,27 +120,6 @@ def pss(split: str) -> dict[str, Any]:
         next(batches)
     each = [round(psutil.Process(pid).memory_full_info().pss / MEBIBYTE, 1) for pid in loader.worker_pids]
     return {"samples": read_manifest(Path(split)).samples, "workers_mib": each, "together_mib": round(sum(each), 1)}
-
-
-def rate(split: str, seconds: float) -> dict[str, float]:
-    """After 1.5 s."""
-    loader = loader_of(split)
-
-    def clocks() -> tuple[float, float]:
-        times = [psutil.Process(pid).cpu_times() for pid in loader.worker_pids]
-        return time.perf_counter(), sum(one.user + one.system for one in times)
-
-    warm_until_s, start, samples = time.perf_counter() + 1.5, None, 0
-    while True:
-        for images_NHWC, _labels_N in loader:
-            now_s = time.perf_counter()
-            if start is None:
-                start = clocks() if now_s >= warm_until_s else None
-                continue
-            samples += len(images_NHWC)
-            if now_s - start[0] >= seconds:
-                taken_s, cpu_s = (end - began for end, began in zip(clocks(), start, strict=True))
-                return {"samples_per_s": samples / taken_s, "cpu_us_per_sample": 1e6 * cpu_s / samples}
 
 
 if __name__ == "__main__":

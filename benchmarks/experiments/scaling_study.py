@@ -26,10 +26,11 @@ from typing import Any
 from feedline.benchmarks.comparison import read_lines
 from feedline.benchmarks.experiments.harness import end_with, options, say, write
 from feedline.benchmarks.experiments.scaling_report import markdown, study_page
-from feedline.benchmarks.measure.rounds import rounds
+from feedline.benchmarks.measure.rounds import check_devices, rounds
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.format.manifest import manifest_hash, prepared_splits
 from feedline.profiling.render.html import document
 
@@ -61,28 +62,23 @@ class Cell:
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
     dataset: Path
-    procs: Sequence[int] = (1, 2)
-    nodes: Sequence[int] = (1,)
-    devices: Sequence[str] = ("cpu",)
-    batch_sizes: Sequence[int] = (60, 120, 240)
-    repeats: int = 3
+    procs: tuple[int, ...] = limited((1, 2), 1)
+    nodes: tuple[int, ...] = limited((1,), 1)
+    devices: tuple[str, ...] = ("cpu",)
+    batch_sizes: tuple[int, ...] = limited((60, 120, 240), 1)
+    repeats: int = limited(3, 2)
+    """One alone has no deviation."""
     epochs: int = 2
     model: str = "small_cnn"
     image_size: int = 64
     per_rank: bool = False
-    num_workers: int | None = None
+    num_workers: int | None = limited(None, 0)
     """None: as `feedline train` chooses."""
 
     def __post_init__(self) -> None:
-        if self.repeats < 2:
-            raise UsageError(f"--repeats {self.repeats}: at least 2, or there is no deviation")
-        for name in ("procs", "nodes", "batch_sizes"):
-            if min(getattr(self, name), default=1) < 1:
-                raise UsageError(f"--{name.replace('_sizes', '-size')} {min(getattr(self, name))}: at least 1")
+        check_limits(self)
         if bad := [word for word in self.devices if word != "cpu" and not (word.isdigit() and int(word))]:
             raise UsageError(f"--devices {bad[0]}: cpu or a number of GPUs")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise UsageError(f"--num-workers {self.num_workers}: at least 0")
 
     def batch_per_rank(self, cell: Cell) -> int:
         """A global batch that does not divide over the processes is taken at the nearest size that does."""
@@ -110,13 +106,17 @@ class StudyConfig:
 
 
 def main() -> None:
-    given = vars(options(
+    asked = vars(options(
         __doc__, "study.json", "dataset", devices=("cpu",), procs=(1, 2), nodes=(1,), batch_size=(60, 120, 240),
         num_workers=int, per_rank=False, repeats=3, epochs=2, model="small_cnn", image_size=64, work=Path,
     ))  # fmt: skip
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()
+    }
     work, out = given.pop("work"), given.pop("out")
     config = StudyConfig(batch_sizes=given.pop("batch_size"), **given)
-    check_gpus([cell.procs for cell in config.cells if cell.device == "cuda"])
+    if gpus := [cell.procs for cell in config.cells if cell.device == "cuda"]:
+        check_devices(gpus, "cuda", [config.model])
     with tempfile.TemporaryDirectory(prefix="feedline-study-") as scratch:
         record = study(config, Path(scratch), (work or Path(scratch)) / "runs.jsonl")
     write(out, record)
@@ -124,15 +124,6 @@ def main() -> None:
     write_atomically(out.with_suffix(".html"), document(study_page(record)).encode())
     write_atomically(out.with_suffix(".md"), markdown(record).encode())
     print(markdown(record))
-
-
-def check_gpus(counts: Sequence[int]) -> None:
-    if counts:
-        import torch
-
-        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if max(counts) > there:
-            raise UsageError(f"--devices {max(counts)}: there are {there} GPUs here")
 
 
 def study(config: StudyConfig, scratch: Path, kept: Path) -> dict[str, Any]:
