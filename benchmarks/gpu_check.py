@@ -266,11 +266,6 @@ def mean_known(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def is_kept_fed(fed: Mapping[str, Any]) -> bool:
-    """Whether it hardly waits, whatever share of its ceiling it reaches."""
-    return fed["wait_fraction"] is not None and fed["wait_fraction"] < WAITS
-
-
 def statement(record: Mapping[str, Any]) -> dict[str, Any]:
     """`fed_all`: whether every model at every size is fed in some way; None where there was no ceiling to compare
     with."""
@@ -289,7 +284,7 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
         elif record.get("gpu"):
             why = "no model was measured on its GPU"
         return {"statement": f"What this machine's {what}; {why}.", "fed_all": None}
-    starving = [fed for fed in best.values() if fed["share"] < FED and not is_kept_fed(fed)]
+    starving = [fed for fed in best.values() if fed["share"] < FED and fed["wait_fraction"] >= WAITS]
     worst = min(starving or best.values(), key=lambda fed: fed["share"])
     name = f"{worst['model']} at {worst['image_size']} px"
     if (most := max(one["share"] for one in best.values())) > units.FREE_AT_MOST:

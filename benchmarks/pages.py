@@ -125,16 +125,13 @@ def tune_page(record: Row) -> Page:
     return Page(
         title="The settings that train fastest here",
         verdict=Verdict(words=record["statement"], evidence=[method]),
-        sections=[section("Over workers", chart), section("Every setting tried", table), storage_section(record)],
+        sections=[
+            section("Over workers", chart),
+            section("Every setting tried", table),
+            section("The storage under it", Facts(dict(record["storage"]["lines"]))),  # the windows read from memory
+        ],
         kicker="feedline tune",
     )
-
-
-def storage_section(record: Row) -> Section | None:
-    """What the storage gives, and the option to set. The windows were measured with samples in memory, as far as they
-    fit."""
-    storage: Row = record.get("storage", {})
-    return section("The storage under it", Facts(dict(storage["lines"])) if storage else None)
 
 
 # --- ladder -------------------------------------------------------------------------------------------

@@ -17,13 +17,7 @@ from feedline.pipeline.base.errors import DatasetError, UsageError
 from feedline.pipeline.codecs.table import CODECS
 from feedline.pipeline.format.manifest import Manifest, prepared_splits, read_manifest, refuse_address
 
-SETTING = {
-    "size": "size_px",
-    "codec": "codec",
-    "quality": "quality",
-    "subsampling": "subsampling",
-    "resize": "resize",
-}
+SETTING = {"size": "size_px", **{name: name for name in ("codec", "quality", "subsampling", "resize")}}
 """What a manifest calls them; other options do not show there and are always prepared."""
 Prepared = Sequence[tuple[Path, Manifest]]
 

@@ -181,11 +181,6 @@ class Option:
 class Options(tuple[Option, ...]):
     """What `fields` makes of a dataclass."""
 
-    @property
-    def flags(self) -> set[str]:
-        """Every word that gives one of these options."""
-        return {word for option in self for names in option.flags for word in names.split("/")}
-
 
 def _word(default: tuple[Any, ...]) -> str:
     return ",".join(":".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in default)

@@ -11,7 +11,6 @@ Writes benchmarks/results/sweeps.json and prints it.
 """
 
 import json
-import math
 import os
 import shutil
 import signal
@@ -20,6 +19,8 @@ import subprocess
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from feedline.benchmarks.commands import FEEDLINE
 from feedline.benchmarks.experiments.harness import end_with, options, say, write
@@ -46,7 +47,8 @@ def main() -> None:
         "dataset": given.dataset, "model": given.model, "image_size": given.image_size, "epochs": given.epochs,
         "num_workers": 1, "threads": 1, "tensorboard": False, "keep_last": 1,
     }  # fmt: skip
-    cells = [{"lr": lr, "weight_decay": decay} for lr in exponents(*LR, STEPS) for decay in exponents(*DECAY, STEPS)]
+    rates, decays = (np.geomspace(*ends, STEPS).tolist() for ends in (LR, DECAY))
+    cells = [{"lr": lr, "weight_decay": decay} for lr in rates for decay in decays]
     grid = [(top1(base, cell, given.work / f"cell-{number}"), cell) for number, cell in enumerate(cells)]
     sweep = killed_and_joined(given)
     grid_best, winner = max(grid, key=lambda one: one[0]), sweep["best"]
@@ -70,11 +72,6 @@ def main() -> None:
     }
     write(given.out, figures)
     print(json.dumps({**figures, "grid_cells": len(cells)}, indent=1, default=str))
-
-
-def exponents(low: float, high: float, count: int) -> list[float]:
-    first, last = math.log10(low), math.log10(high)
-    return [10 ** (first + (last - first) * step / (count - 1)) for step in range(count)]
 
 
 def top1(base: dict[str, Any], changes: dict[str, Any], run: Path) -> float:

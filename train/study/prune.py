@@ -11,6 +11,7 @@ what is drawn. Weights that are left out are exactly zero from the first step to
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -219,12 +220,11 @@ class Pruning:
             {**ticket._asdict(), "top1": row["value"], "zeros": None, "name": ticket.name, **row}
             for ticket, row in zip(self.tickets, self._tasks.told(len(self.tickets)), strict=True)
         ]
-        states = [row["state"] for row in rows]
         return {
             "study": str(self._tasks.study),
             "run": str(self.pruning.run),
             "tasks": rows,
-            "counts": {state: states.count(state) for state in dict.fromkeys(states)},
+            "counts": dict(Counter(row["state"] for row in rows)),
         }
 
     def _rounds(self, ticket: Ticket, folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
@@ -129,13 +130,12 @@ class Sweep:
         self.search.catch_up(self._tasks.records())
         trials = self._tasks.told(self.options.trials)
         complete = [trial for trial in trials if trial["state"] == "complete"]
-        states = [trial["state"] for trial in trials]
         return {
             "study": str(self._tasks.study),
             "trials": trials,
             "best": max(complete, key=lambda trial: trial["value"], default=None),
             "importance": self.search.importance(),
-            "counts": {state: states.count(state) for state in dict.fromkeys(states)},
+            "counts": dict(Counter(trial["state"] for trial in trials)),
             **{what: sum(trial.get(what, 0) for trial in trials) for what in ("epochs", "train_s", "core_s")},
             "full_epochs": sum(trial["params"].get("epochs", self.config.epochs) for trial in trials),
             "space": as_json(self._space),
