@@ -149,7 +149,10 @@ def promises(pruning: Pruning, ticket: Ticket, task: Figures, work: Path) -> dic
     folder = work / STUDY / "runs" / ticket.name
     mask = masks.read(folder / MASK)
     kept, final = checkpoint.read(pruning.parent.kept[ticket.rewind]), checkpoint.read(pruning.parent.final)
-    ended, begun = checkpoint.read(newest(folder)), begin_again(pruning, ticket, folder / MASK, work / BEGUN)
+    ended, begun = (
+        checkpoint.read(Checkpoints(folder).steps()[-1]),
+        begin_again(pruning, ticket, folder / MASK, work / BEGUN),
+    )
     weights, stay = sum(one.numel() for one in mask.values()), sum(int(one.sum()) for one in mask.values())
     ends = {name: ended["model"][name] for name in mask}
     set_back = {name: value.masked_fill(~mask[name], 0.0) if name in mask else value
@@ -182,10 +185,6 @@ def begin_again(pruning: Pruning, ticket: Ticket, mask: Path, scratch: Path) -> 
         resume=None, keep_epochs=(ticket.rewind,), steps=1, eval_every=0, num_workers=0,
     ))  # fmt: skip
     return checkpoint.read(Checkpoints(scratch).kept()[ticket.rewind])
-
-
-def newest(run: Path) -> Path:
-    return Checkpoints(run).steps()[-1]
 
 
 def bits(tensor: Tensor) -> bytes:

@@ -117,7 +117,7 @@ def test_the_budget_is_kept(tmp_path: Path) -> None:
 def test_the_page_shows_the_curve_it_saw(tmp_path: Path) -> None:
     machine = Machine(0.02, 0)
     found = searched(config(tmp_path), machine.measure, lambda: machine.now_s)
-    drawn = document(tune_page(found))
+    drawn = document(tune_page({**found, "storage": {"lines": [("order", "full random order")]}}))
     assert "predicted from one worker" in drawn and "raining throughput over workers" in drawn
     assert drawn.count("<tr>") > len(found["tried"])
 
