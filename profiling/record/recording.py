@@ -70,6 +70,8 @@ class LoaderSeen:
     dataset_samples: int | None = None
     folder: str | None = None
     """That of a torchvision dataset of class folders, as the script gives it."""
+    sampler: str | None = None
+    """What draws its samples, where that is not torch's of each sample once."""
     transforms: list[str] = field(default_factory=list)
     """Names of the transforms seen, in their order where the dataset shows it."""
     batch_dtypes: list[str] = field(default_factory=list)

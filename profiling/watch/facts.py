@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from feedline.profiling.record.journal import Compute
-from feedline.profiling.watch.rules import made_by
+from feedline.profiling.watch.rules import is_library, made_by
 
 T = TypeVar("T")
 MOST_SAMPLES = 10**12
@@ -24,6 +24,7 @@ NODES = 32  # of torchdata's behind each other are looked at
 WRAPPED = 8  # datasets inside each other are looked at
 LOOKS = 512  # at a list's places
 LEAST_BYTES = 512  # of what a dataset keeps; less is a name, a label or a shape
+DRAW_SOME = ("WeightedRandomSampler", "SubsetRandomSampler")
 CACHED = type(functools.lru_cache(bool))
 
 
@@ -56,6 +57,7 @@ def settings(one: Any) -> dict[str, Any]:
         "dataset": quietly(lambda: type(innermost(dataset)).__name__) if dataset is not None else None,
         "dataset_samples": _length(dataset),
         "folder": quietly(lambda: _folder(innermost(dataset))),
+        "sampler": quietly(lambda: _own_sampler(one)),
         "transforms": quietly(lambda: _transforms(dataset if dataset is not None else of(one, "config"))) or [],
     }
 
@@ -139,6 +141,14 @@ def _folder(dataset: Any) -> str | None:
     """That of torchvision's folders of classes, which `feedline prepare` reads as they do."""
     known = any(kind.__module__ == "torchvision.datasets.folder" for kind in type(dataset).__mro__)
     return os.fsdecode(dataset.root) if known else None
+
+
+def _own_sampler(loader: Any) -> str | None:
+    """The name of what draws the samples, where it is the script's own, or torch's that weighs or leaves some out."""
+    draws = loader.batch_sampler, getattr(loader.batch_sampler, "sampler", loader.sampler)
+    homes = [(type(one), getattr(sys.modules.get(type(one).__module__), "__file__", None) or "") for one in draws]
+    own = (kind.__name__ for kind, file in homes if kind.__name__ in DRAW_SOME or not is_library(file))
+    return next(own, None)
 
 
 def _int(value: Any) -> int | None:

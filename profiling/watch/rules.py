@@ -195,15 +195,15 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
         code = one.f_code
         if is_ours(code.co_filename):
             continue
-        stage = WORKER.stage_of(code, one.f_lineno)
+        stage, unpacks = WORKER.stage_of(code, one.f_lineno), False
         if stage in (None, "read") and one is frame and (call := called(one)):
             told = WORKER.stage_of_call(call)  # an archive's members are unpacked
-            stage = told if told == "decode" else stage or told
+            unpacks, stage = told == "decode", told if told == "decode" else stage or told
         if stage is not None:
             theirs = inner if stage == "collate" and own is not None else own
-            if theirs is None and stage in ("blocked", "lock"):
+            if theirs is None and (unpacks or stage in ("blocked", "lock")):
                 theirs = next((each for each in frames(one) if not is_library(each.f_code.co_filename)), None)
-            place = place_name((theirs or one).f_code if stage in OF_THE_USER else code)
+            place = place_name((theirs or one).f_code if unpacks or stage in OF_THE_USER else code)
             return Place(stage, place, transform_name(one, inner) if stage == "transform" else None)
         fetches = FETCH in slashed(code.co_filename)
         works = of_package(frame, inner) if fetches and own is None else None

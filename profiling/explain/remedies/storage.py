@@ -200,13 +200,16 @@ def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:
 def _needs(loader: LoaderSeen, trial: Trial) -> str:
     if _fits(loader):
         return ""
+    needs = [] if loader.folder else ["classes that are folders, or told by --source-option ground_truth=FILE"]
     if trial.loader != "feedline":
-        more = ", and all else that a batch has made of a picture and its class" if unheld(loader) else ""
-        return f"classes that are folders, or told by --source-option ground_truth=FILE{more}"
-    if loader.refused is None:
-        return "your dataset's own code, if it has some, moved over by hand: not checked whether Loader.like takes it"
-    refused = loader.refused.partition(": keep ")[0]  # your transforms and Shards, which are another way
-    return f"your own code moved over by hand, for Loader.like says: {refused}"
+        needs += ["all else that a batch has made of a picture and its class"] * bool(unheld(loader))
+    elif loader.refused is None:
+        own = "your dataset's own code, if it has some, moved over by hand: not checked whether Loader.like takes it"
+        needs.append(own)
+    else:
+        refused = loader.refused.partition(": keep ")[0]  # your transforms and Shards, which are another way
+        needs.append(f"your own code moved over by hand, for Loader.like says: {refused}")
+    return ", and ".join(needs)
 
 
 def _changes(at: Situation, loader: LoaderSeen, trial: Trial) -> Iterable[str]:
@@ -219,6 +222,8 @@ def _changes(at: Situation, loader: LoaderSeen, trial: Trial) -> Iterable[str]:
         yield f"pictures are stored at {size} px of the short side{loss}: {crops} are cut out of smaller pictures"
     if trial.loader == "feedline" and not _fits(loader):
         yield OWN_CROPS
+        if loader.sampler and loader.sampler not in (loader.refused or ""):
+            yield f"samples come in random order, each once an epoch, without your {loader.sampler}"
 
 
 def _from_storage(at: Situation, trial: Trial) -> float | None:

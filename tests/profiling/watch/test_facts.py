@@ -12,7 +12,17 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from feedline.pipeline.like import Tail
 from feedline.pipeline.loader_config import LoaderConfig
@@ -83,6 +93,21 @@ def test_of_a_dataset_no_code_is_asked_for_its_transforms() -> None:
     dataset = Unsure(torch.zeros(8, 4))
     dataset.transform = Named()
     assert settings(SimpleNamespace(dataset=dataset))["transforms"] == ["Named"]
+
+
+class Hardest(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter((7, 7, 3))
+
+
+def test_a_sampler_of_the_scripts_own_is_named_and_one_that_weighs_or_leaves_out() -> None:
+    samplers: dict[Any, str | None] = {None: None, Hardest(): "Hardest", RandomSampler(range(8)): None,
+                                       SubsetRandomSampler([1, 2]): "SubsetRandomSampler"}  # fmt: skip
+    for sampler, name in samplers.items():
+        assert settings(DataLoader(data(), batch_size=2, sampler=sampler))["sampler"] == name
+    grouped: Any = BatchSampler(Hardest(), 2, drop_last=False)
+    assert settings(DataLoader(data(), batch_sampler=grouped))["sampler"] == "Hardest"
+    assert settings(SimpleNamespace(dataset=data()))["sampler"] is None
 
 
 def test_of_feedlines_loader_the_transforms_that_it_was_given_are_named() -> None:

@@ -1,8 +1,10 @@
 """Stages are told from real stacks: each case stops inside real library or user code and looks up from there."""
 
 import io
+import json
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -299,6 +301,22 @@ def test_what_an_archive_inflates_is_decoding(tmp_path: Path) -> None:
             np.load(tmp_path / "scene.npz")["photo"]
 
     assert caught(inflates)[0] == "decode"
+
+
+def test_what_a_library_parses_or_inflates_is_told_of_the_function_that_asks(tmp_path: Path) -> None:
+    """Nobody changes the library's lines, nor does `--lines-of` time them."""
+    np.savez_compressed(tmp_path / "scene.npz", photo=np.random.default_rng(0).random(2_000_000, np.float32))
+    text = json.dumps([{"label": number} for number in range(100_000)])
+
+    def asks(over: threading.Event) -> None:
+        while not over.is_set():
+            json.loads(text)
+            np.load(tmp_path / "scene.npz")["photo"]
+
+    with running(asks) as look:
+        places = {classify(look()[0]) for _ in range(60) if not time.sleep(0.005)}
+    places = {place for place in places if place.stage == "decode"}
+    assert places and all(place.where == "test_rules.py:asks" for place in places)
 
 
 def test_libraries_calls_of_a_dataset() -> None:

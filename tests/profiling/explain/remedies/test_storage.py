@@ -76,6 +76,18 @@ def test_the_folder_that_the_script_reads_is_the_one_to_prepare() -> None:
     assert of_family(seen, "cache")[0].command.startswith("cp -r 'my photos/train' /dev/shm/")
 
 
+def test_what_the_shards_ask_of_the_classes_and_lose_of_the_order_is_said() -> None:
+    seen = made(trials=TRIALS, ceiling=3000.0)
+    code = "Photos.__getitem__ is code of its own"
+    own = of_family(with_loader(seen, refused=code, sampler="Hardest"), "shards")[0]
+    assert "classes that are folders" in own.needs and code in own.needs
+    assert "without your Hardest" in own.changes
+    known = of_family(with_loader(seen, refused=code, folder="photos"), "shards")[0]
+    assert "classes" not in known.needs and code in known.needs and "without your" not in known.changes
+    told = of_family(with_loader(seen, refused="the sampler Hardest", sampler="Hardest"), "shards")[0]
+    assert "without your" not in told.changes
+
+
 def test_floats_stay_floats_where_settings_are_moved_by_hand() -> None:
     cpu, cuda = 'device="cpu"', 'device="cuda"'
     for dtypes, device, floats in ((["float32"], "cpu", cpu), (["float32"], "cuda:0", cuda), (["uint8"], "cpu", "")):
