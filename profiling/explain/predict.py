@@ -176,15 +176,19 @@ def prediction_for(predictions: Iterable[Prediction], **settings: Any) -> Predic
 def predict(at: Situation, change: Change) -> Prediction:
     """The rate after `change`, its interval, and whether that is worth having."""
     then, now = change.then, at.rate_over_epochs
-    modelled, top = then.rate(_data_factor(at, then)), at.ceiling * change.ceiling_times
-    scale = at.rate.value / at.now.rate(at.factor) if at.of_data else at.factor ** _carried(at, then)
-    applied = modelled * scale if math.isfinite(modelled) else at.ceiling
-    whole = then.over_epochs(min(top, applied))
+    top = at.ceiling * change.ceiling_times
+    whole = bound = _over_epochs(at, then, top)
+    if change.at_most:  # threads that wait for each other want no core: a bound counts the main thread alone
+        loosest = replace(then, stall={}, trainer_cpu_s=min(then.trainer_cpu_s, then.step_s))
+        bound = max(whole, _over_epochs(at, loosest, top))
     most = then.over_epochs(top * (1 + ERRORS_90 * math.hypot(_ceiling_error(at), at.rate.error)))
     errors = _errors(at, change)
-    low, high = _interval(whole, [*errors, at.rate.error, at.measured.machine.others_error], most)
+    of_rate = [*errors, at.rate.error, at.measured.machine.others_error]
     of_gain = [*errors, 0.0 if _is_measured(at, change) else _now_error(at, then)]
-    gain, gain_low, gain_high = (rate / now for rate in (whole, *_interval(whole, of_gain, most)))
+    (low, high), (least, largest) = (
+        (_interval(whole, of, most)[0], _interval(bound, of, most)[1]) for of in (of_rate, of_gain)
+    )
+    gain, gain_low, gain_high = (rate / now for rate in (whole, least, largest))
     once = _preparing(at, change, whole)
     vain, prepares = isinstance(change.why, Vain), change.effort in (Effort.PREPARING, Effort.REWRITE)
     why = f"this will not help, because {change.why}" if vain else change.why
@@ -204,10 +208,17 @@ def predict(at: Situation, change: Change) -> Prediction:
     )
 
 
+def _over_epochs(at: Situation, then: Throughput, top: float) -> float:
+    """The rate that the model tells, set to the run's own, and no more than `top`."""
+    modelled = then.rate(_data_factor(at, then))
+    scale = at.rate.value / at.now.rate(at.factor) if at.of_data else at.factor ** _carried(at, then)
+    return then.over_epochs(min(top, modelled * scale if math.isfinite(modelled) else at.ceiling))
+
+
 def _ceiling_error(at: Situation) -> float:
-    """Half of what the workers' cores would make of it is in doubt."""
+    """Half of what the workers' cores make of it is in doubt."""
     ceiling, crowded = at.measured.rates.ceiling, at.measured.crowded
-    return ceiling.error if ceiling else math.hypot(NO_CEILING_ERROR, 0.5 * crowded / (1.0 - crowded))
+    return ceiling.error if ceiling else math.hypot(NO_CEILING_ERROR, 0.5 * crowded)
 
 
 def _now_error(at: Situation, then: Throughput) -> float:

@@ -56,9 +56,9 @@ def times(factor: float | None) -> str:
 
 def gain(factor: float, low: float, high: float, *, at_most: bool = False) -> str:
     """2.9× (2.5–3.3); where a factor is close to 1, the second decimal counts: 1.08× (1.01–1.16). An upper
-    bound has no interval: up to 2.9×."""
+    bound is told by its own upper end: up to 3.3×."""
     if at_most:
-        return f"up to {times(factor)}"
+        return f"up to {times(high)}"
     best, *ends = (number(value, 2) if value >= 1.95 else f"{value:.2f}" for value in (factor, low, high))
     return f"{best}× ({'–'.join(ends)})"
 

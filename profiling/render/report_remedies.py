@@ -33,7 +33,7 @@ def remedies(diagnosis: Diagnosis, *, sure: bool = True) -> Remedies | None:
 
 def _most(rows: Iterable[Iterable[Prediction]]) -> float:
     """The end of what is drawn of them."""
-    return max((one.gain if one.at_most else one.gain_high for row in rows for one in row), default=1.0)
+    return max((one.gain_high for row in rows for one in row), default=1.0)
 
 
 def first_to_do(diagnosis: Diagnosis) -> Section | None:

@@ -116,7 +116,7 @@ class Remedies:
 
     def terms(self, one: Prediction) -> dict[str, str]:
         """What it gives, takes, needs, changes."""
-        rate, epochs = units.rate(one.samples_per_s, self.unit), one.break_even_epochs
+        rate, epochs = units.rate(one.high if one.at_most else one.samples_per_s, self.unit), one.break_even_epochs
         terms = {
             "gives": f"at most {rate}" if one.at_most else f"{rate} ({units.spread(one.low, one.high)})",
             "takes": one.cost + (f", paid back after {_epochs(epochs)}" if epochs is not None else ""),

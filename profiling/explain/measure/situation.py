@@ -4,23 +4,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from feedline.profiling.explain.measure import shared_cores
 from feedline.profiling.explain.measure.cores import Machine, measure_machine
 from feedline.profiling.explain.measure.from_storage import Storage, measure_storage
 from feedline.profiling.explain.measure.main_thread import Shares, Trainer, looked, measure_trainer
 from feedline.profiling.explain.measure.rates import ERRORS_90, Rate, Rates, believed, measure_rates, waited_s
 from feedline.profiling.explain.measure.throughput import Throughput, over_epochs
-from feedline.profiling.explain.measure.workers import FEW_LOOKS, Workers, measure_workers
+from feedline.profiling.explain.measure.workers import Workers, measure_workers
 from feedline.profiling.record.recording import LoaderSeen, Recording, Step
 
-FILLS = 0.8  # a model that uses this share of the cores while it computes is taken to use all
 DATA_BOUND = 0.10  # a loop that waits for data this share of its time is bound by it …
 COPY_BOUND, TRAINER_BOUND = 0.15, 0.25  # … and by its copies, or by its own Python, from these shares on
 HARDLY = 0.03  # a share of waiting below this is noise
-ALL = 0.9  # share of its cores from which a script is said to use all
 ANEW = 0.9  # share of the steps that begin a pass of their own, from which a loop is said to do so
 THREADS = 1.25  # CPU seconds a second, from which a worker has threads of its own
 SPARE = 0.25  # share of their time that workers idle, from which more of them would not help
-MOST_CROWDED = 0.9  # share of a step that it may be said to wait for the workers' cores
 OWN_CPU, OWN_CPU_ERROR = 0.62, 0.15
 """Of the CPU time of a worker that waits in reads, what it takes where they cost nothing: 0.69 for a server's files
 on an AMD EPYC; with 0.62 a local copy is predicted as much too low there as too high on an Intel Xeon
@@ -88,26 +86,22 @@ class Measured:
         return "steps/s" if self.loader is not None and self.loader.unwatched else "samples/s"
 
     @property
+    def threads(self) -> float:
+        return shared_cores.threads(self.machine, self.trainer)
+
+    @property
+    def lacks_cores(self) -> float:
+        return shared_cores.lacks_cores(self.machine, self.trainer, self.workers, self.rates)
+
+    @property
     def crowded(self) -> float:
-        """Share of a step that a model on the CPU waits for cores which the script's own workers have. Where n
-        threads want one of C cores, a fair scheduler gives each C / n of one: n is C / (1 - delay), and without the
-        workers less by those of them that want one. No longer than they compute. 0 where the kernel does not tell,
-        too few looks do, or cores are free."""
-        now, trainer, machine, workers = self.rates.now, self.trainer, self.machine, self.workers
-        full = machine.own + machine.others_cores >= ALL * machine.cores
-        few = trainer.looks * (1.0 - trainer.shares.data) < FEW_LOOKS
-        if now is None or not trainer.delay or few or not (machine.on_cpu and full and workers.count):
-            return 0.0
-        cpu_s = workers.cpu_s or 0.0
-        want_cores = now.value * cpu_s + (workers.delay or 0.0) * workers.busy * machine.ranks * workers.count
-        theirs = want_cores * (1.0 - trainer.delay) / machine.cores
-        return min(theirs, trainer.delay, MOST_CROWDED, cpu_s / trainer.step_s if trainer.step_s else 0.0)
+        return shared_cores.crowded(self.machine, self.trainer, self.workers, self.rates)
 
     @property
     def uses_all_cores(self) -> bool:
         """Workers and model share them: more workers would get no more of them."""
         machine = self.machine
-        return self.workers.count > 0 and not machine.others_cores and machine.own >= ALL * machine.cores
+        return self.workers.count > 0 and not machine.others_cores and machine.own >= shared_cores.ALL * machine.cores
 
     @property
     def waits(self) -> float:
@@ -345,7 +339,10 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
     if rates.now is None:
         return None
     ranks, count = machine.ranks, preparing.count
+    # What threads take that wait for each other is `stall`.
+    spun = 1.0 if rates.ceiling else (1.0 - measured.crowded) / (1.0 - min(measured.lacks_cores, measured.crowded))
     step_s = ranks / rates.ceiling.value if rates.ceiling else trainer.step_s * (1.0 - measured.crowded)
+    trainer_cpu_s = trainer.cpu_s * spun
     prepare_s = trainer.prepare_share * ranks / rates.now.value
     own_part_s = prepare_s + measured.own_part_share * ranks / rates.now.value
     if rates.ceiling:  # by a leg, whose batches are prepared as well
@@ -373,7 +370,7 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         step_s=step_s,
         worker_s=worker_s,
         worker_cpu_s=worker_cpu_s,
-        trainer_cpu_s=trainer.cpu_s + (own_part_s - prepare_s if replayed else 0.0),
+        trainer_cpu_s=trainer_cpu_s + (own_part_s - prepare_s if replayed else 0.0),
         handover_s=trainer.unpickle_s,
         own_part_s=own_part_s,
         restart_s=max(0.0, measured.restart_s - (own_part_s - prepare_s)),  # all waiting
@@ -383,18 +380,6 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         contention={n: min(most_k, max(0.05, value)) for n, value in k.items()} if worker_s > 0 else {},
         epoch_start_s=rates.epoch_start_s,
         epoch_samples=rates.epoch_samples,
-        stall=_stall(machine, step_s + prepare_s, trainer.cpu_s),
+        stall=shared_cores.stall(machine, step_s + prepare_s, trainer_cpu_s),
     )
     return Situation(measured=measured, rate=rates.now, now=now, workers=workers)
-
-
-def _stall(machine: Machine, step_s: float, trainer_cpu_s: float) -> dict[int, float]:
-    """CPU time that a model whose threads fill the cores loses per CPU second of one worker, and of as many as there
-    are cores. Assumed: measured beside processes that burned CPU it was 0.97 and 0.50 for a small model, 0.03 for a
-    MobileNetV2, and the gains of results/predictions.json were predicted as well with the assumption as with the
-    measurement (median error 8.4 and 8.3 %, interval score 0.510 and 0.509; 16 % and 1.01 with neither).
-    """
-    share = machine.cores / machine.ranks
-    if not machine.on_cpu or share < 2 or not step_s or trainer_cpu_s < FILLS * share * step_s:
-        return {}
-    return {1: 1.0, max(2, int(share)): 0.5}

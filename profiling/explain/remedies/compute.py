@@ -34,6 +34,9 @@ TYPICAL = "as is typical{}; not measured here"
 ONE_EACH = 1.1  # synchronisations a step, up to which they are one at its end
 HALF = "that half of it could overlap is assumed"
 SOME = 0.05  # share of the script's own Python, for sure, from which it is worth a word
+CROWDED = 0.1  # share of a step that a model waits for its workers' cores, from which that is worth a word
+OF_HALF = 0.55
+"""A model takes 2 to the power of that as long alone with half the threads: 1.05 to 1.7 times (NOTES)."""
 CHANNELS_LAST = """model = model.to(memory_format=torch.channels_last)
 images = images.to(memory_format=torch.channels_last)"""
 AUTOCAST = """with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -183,6 +186,22 @@ def _keep_memory(at: Situation) -> str:
     return f"MALLOC_TRIM_THRESHOLD_={KEPT_BYTES} MALLOC_MMAP_THRESHOLD_={OLD_MOST_BYTES if old else KEPT_BYTES}"
 
 
+def fewer_threads(at: Situation) -> Iterable[Change]:
+    """For a model on the CPU whose threads wait at every operation for the one that has no core beside workers."""
+    threads, count = int(at.measured.threads), at.now.workers
+    if threads < 2 or at.measured.crowded < CROWDED:
+        return
+    left = max(1, threads - count)
+    slower = (threads / left) ** OF_HALF
+    step_s, cpu_s = at.now.step_s * slower, at.now.trainer_cpu_s * slower * left / threads
+    then = replace(at.now, step_s=step_s, trainer_cpu_s=cpu_s, stall={})
+    beside = f"{count_of(count, 'worker')} and its {threads} threads want the {threads} cores"
+    yield Change(family="threads", remedy=f"torch.set_num_threads({left})", then=then, effort=Effort.SETTING,
+                 why=f"{beside}, and threads wait for each other at every operation",
+                 command=f"torch.set_num_threads({left})  # before the first step", extra_error=0.25,
+                 settings={"threads": left}, ceiling_times=math.inf)  # fmt: skip
+
+
 def more_gpus(at: Situation) -> Iterable[Change]:
     seen = len(at.recording.gpus) or len(at.recording.host.get("gpus") or ())  # of the first none is hidden from it
     alone = at.now.ranks == 1 and not launcher(at.recording)
@@ -211,4 +230,6 @@ def more_gpus(at: Situation) -> Iterable[Change]:
                      settings={"world_size": ranks}, ceiling_times=math.inf)  # fmt: skip
 
 
-REMEDIES: tuple[Remedy, ...] = (pinned, main_thread, hidden_synchronisations, faster_model, kept_memory, more_gpus)
+REMEDIES: tuple[Remedy, ...] = (
+    pinned, main_thread, hidden_synchronisations, faster_model, kept_memory, fewer_threads, more_gpus,
+)  # fmt: skip

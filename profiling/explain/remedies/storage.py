@@ -165,7 +165,7 @@ def _why_prepared(at: Situation, trial: Trial, then: Throughput) -> str:
     faster = f"; the model is {units.times(times)} as fast on its batches ({what})"
     limit = LIMITS.get(then.binding(), "")
     if then.binding() == "compute" and at.measured.rates.ceiling is None and at.measured.crowded >= CROWDED:
-        limit += ", at a rate that the cores it shares with the workers keep low: --legs measures it without them"
+        limit += ", at an estimate of its rate without the workers beside it: --legs measures that"
     return why + limit + (faster if moved else "")
 
 

@@ -42,7 +42,7 @@ from tests.profiling.remedy_runs import (
 def test_every_remedy_can_be_carried_out() -> None:
     """A family, an effort, a reason, and the command or the line."""
     offered: set[str] = set()
-    for seen in runs():
+    for seen in (*runs(), crowded(0.0, 0.3, trainer_cpu_s=0.042)):
         for remedy in REMEDIES:
             for change in remedy(at(seen)):
                 offered.add(remedy.__name__)
@@ -264,7 +264,9 @@ def test_a_generator_of_ones_own_is_put_into_a_dataloader() -> None:
     assert "data.py:batches" in first(seen).needs and not of_family(seen, "workers")
 
 
-def crowded(others: float, delay: float = 0.7, workers: int = 2, wait_s: float = 0.2) -> Recording:
+def crowded(
+    others: float, delay: float = 0.7, workers: int = 2, wait_s: float = 0.2, trainer_cpu_s: float = 0.008
+) -> Recording:
     """Busy workers on two cores, with a transform that takes nearly all of a sample; the loop waits `wait_s` of
     a second for a batch, and of the rest as large a share as `delay` for a core."""
     stages, cpu = {"decode": 0.001, "transform": 0.058}, {"decode": 0.001, "transform": 0.015}
@@ -275,7 +277,7 @@ def crowded(others: float, delay: float = 0.7, workers: int = 2, wait_s: float =
         cores=2,
         stages=stages,
         stages_cpu=cpu,
-        trainer_cpu_s=0.008,
+        trainer_cpu_s=trainer_cpu_s,
     )
     lacking = [replace(one, stages_delay_s={"transform": 0.043 * one.samples}) for one in seen.workers]
     waits = {"forward": delay * seen.trainers[0].stages["forward"]}
@@ -297,13 +299,33 @@ def test_beside_other_programs_it_has_the_cores_that_the_run_had() -> None:
 
 def test_beside_other_programs_a_setting_that_may_gain_as_much_comes_before_code() -> None:
     """A second worker is one argument, and nobody's transform costs nothing."""
-    workers, stage, *_ = (one for one in found_in(crowded(1.05, 0.9, workers=1)) if one.helps)
+    workers, stage, *_ = (one for one in found_in(crowded(1.05, 0.95, workers=1)) if one.helps)
     assert (workers.family, stage.family) == ("workers", "stage") and stage.at_most
     assert workers.gain < NOTED < workers.gain_high and workers.gain < stage.gain
     passes = [replace(one, start_s=10.0) for one in PASSES]
     for wait_s, families in ((0.2, ["persistent", "stage"]), (0.5, ["stage", "persistent"])):
         seen = with_loader(replace(crowded(1.2, 0.3, wait_s=wait_s), passes=passes), persistent_workers=False)
         assert helping(seen)[:2] == families, "the transform gives far more in the second one, whatever it costs"
+
+
+def test_threads_that_wait_for_each_other_lose_what_each_of_them_lacks() -> None:
+    """Two on two cores beside two workers: the model alone is 1 / (1 - 2 x 0.3) times as fast, and less slowed with
+    one thread."""
+    filling, one = (crowded(others, 0.3, trainer_cpu_s=cpu_s) for others, cpu_s in ((0.0, 0.042), (1.2, 0.02)))
+    assert (measure(filling).threads, measure(one).threads) == (2, 1)
+    assert measure(filling).crowded == pytest.approx(0.6, rel=0.05)
+    assert measure(one).crowded == measure(one).lacks_cores > 0.1
+    for seen in (filling, one):
+        assert at(seen).now.step_s == pytest.approx(0.025 * (1 - measure(seen).crowded), rel=0.05)
+    (fewer,) = of_family(filling, "threads")
+    assert (fewer.settings, fewer.command.split()[0]) == ({"threads": 1}, "torch.set_num_threads(1)")
+    assert 1.1 < fewer.gain < 2 and not of_family(one, "threads")
+    change = next(one for remedy in REMEDIES for one in remedy(at(filling)) if one.at_most)
+    bound, guess = (predict(at(filling), replace(change, at_most=most)) for most in (True, False))
+    assert (bound.gain, bound.gain_low) == (guess.gain, guess.gain_low)
+    assert bound.gain_high > 1.1 * guess.gain_high, "threads that wait want no core: a bound leaves them out"
+    on_gpu = replace(filling, compute=replace(filling.compute, device="cuda:0"))
+    assert not of_family(on_gpu, "threads") and measure(on_gpu).crowded == 0
 
 
 def test_the_model_gets_the_cores_that_cheaper_samples_leave() -> None:

@@ -251,11 +251,11 @@ def test_what_may_help_can_be_tried_and_says_what_measures_it() -> None:
 def test_an_upper_bound_is_shown_as_one() -> None:
     found = with_remedies({"remedy": "cheaper transform Slow", "at_most": True, "gain_high": 9.0})
     page = report(found)
-    assert "up to 2.5× cheaper transform Slow" in " ".join(text(page).split())
-    assert "gives at most 900 samples/s" in " ".join(text(page).split())
+    assert "up to 9× cheaper transform Slow" in " ".join(text(page).split())
+    assert "gives at most 1,000 samples/s" in " ".join(text(page).split())
     drawn = html.document(page)
-    assert "<b>up to 2.5×</b>" in drawn and "2.2–2.8" not in drawn
-    assert first_chart(page).most == 2.5
+    assert "<b>up to 9×</b>" in drawn and "2.2–9" not in drawn
+    assert first_chart(page).most == 9.0
 
 
 def test_every_share_has_its_error_or_says_that_it_is_not_known() -> None:

@@ -178,7 +178,7 @@ def test_a_model_that_shares_its_cores_may_be_faster_than_can_be_told(
     """Its other threads spin for one that has none: alone it came to three times what its own waiting tells."""
     monkeypatch.setattr(Measured, "crowded", share)
     seen = with_loader(made(wait_s=0.04, compute_s=0.03, trials=TRIALS, ceiling=ceiling), refused="")
-    assert ("--legs measures it without them" in of_family(seen, "shards")[0].why) is said
+    assert ("estimate of its rate without the workers beside it: --legs" in of_family(seen, "shards")[0].why) is said
 
 
 def test_another_number_of_workers_is_in_the_line() -> None:
