@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from feedline.pipeline.base.errors import UsageError
-from feedline.pipeline.base.files import refused_as, write_atomically
 from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.base.text import count_of
 
@@ -130,8 +129,16 @@ def script(config: SlurmConfig) -> str:
 
 def write(config: SlurmConfig, path: Path) -> None:
     """Raises UsageError where it cannot be written, and rather than overwrite a file."""
-    if path.exists() or path.is_symlink():
-        raise UsageError(f"{path} is there already: name another file or remove it")
-    with refused_as(UsageError, f"cannot write {path}"):
-        write_atomically(path, script(config).encode())
+    try:
+        with path.open("x") as file:
+            try:
+                file.write(script(config))
+                file.flush()
+            except OSError:
+                path.unlink()  # or it would be there already when there is room
+                raise
         path.chmod(0o755)
+    except FileExistsError:
+        raise UsageError(f"{path} is there already: name another file or remove it") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -39,12 +39,13 @@ def method(record: Row) -> str:
         "loader workers as `feedline train` chooses them" if workers is None else count_of(workers, "loader worker")
     )
     nodes = max(cell.get("nodes", 1) for cell in record["cells"])
+    apart = "network namespaces of" if record.get("namespaces") else "agents on"
     return (
         f"{record['model']} at {record['image_size_px']} px on {record['usable_cores']} cores of "
         f"{record['host']['cpu']} ({record['device']}), {count_of(record['epochs'], 'epoch')} after one of "
         f"warm-up, {record['n']} repeats in random order, {chosen} per process; mean ± standard deviation; "
         f"preparing, start-up, evaluation and checkpoints are not timed."
-        + " Nodes are agents on one host and share its cores."
+        + f" Nodes are {apart} one host and share its cores."
         * (nodes > 1)
     )
 

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from feedline.profiling.record.journal import Compute
@@ -56,7 +57,7 @@ def settings(one: Any) -> dict[str, Any]:
         "persistent_workers": _bool(told("persistent_workers")),
         "dataset": quietly(lambda: type(innermost(dataset)).__name__) if dataset is not None else None,
         "dataset_samples": _length(dataset),
-        "folder": quietly(lambda: _folder(innermost(dataset))),
+        "folder": quietly(lambda: _folder(dataset)),
         "sampler": quietly(lambda: _own_sampler(one)),
         "transforms": quietly(lambda: _transforms(dataset if dataset is not None else of(one, "config"))) or [],
     }
@@ -138,15 +139,18 @@ def _transforms(dataset: Any) -> list[str]:
 
 
 def _folder(dataset: Any) -> str | None:
-    """That of torchvision's folders of classes, which `feedline prepare` reads as they do."""
-    known = any(kind.__module__ == "torchvision.datasets.folder" for kind in type(dataset).__mro__)
-    return os.fsdecode(dataset.root) if known else None
+    """That of torchvision's folders of classes, all of it, which `feedline prepare` reads as they do."""
+    homes = (getattr(type(dataset), name).__module__ for name in ("find_classes", "make_dataset"))
+    known = all(home == "torchvision.datasets.folder" for home in homes)
+    path = PurePath(dataset.samples[0][0]).relative_to(dataset.root)
+    return os.fsdecode(dataset.root) if known and path.parts[0] in dataset.class_to_idx else None
 
 
 def _own_sampler(loader: Any) -> str | None:
     """The name of what draws the samples, where it is the script's own, or torch's that weighs or leaves some out."""
-    draws = loader.batch_sampler, getattr(loader.batch_sampler, "sampler", loader.sampler)
-    homes = [(type(one), getattr(sys.modules.get(type(one).__module__), "__file__", None) or "") for one in draws]
+    batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    draws = type(batches), type(getattr(batches, "sampler", batches))
+    homes = [(kind, getattr(sys.modules.get(kind.__module__), "__file__", None) or "") for kind in draws]
     own = (kind.__name__ for kind, file in homes if kind.__name__ in DRAW_SOME or not is_library(file))
     return next(own, None)
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from types import CodeType, FrameType
 from typing import Any
 
@@ -202,7 +202,7 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
         if stage is not None:
             theirs = inner if stage == "collate" and own is not None else own
             if theirs is None and (unpacks or stage in ("blocked", "lock")):
-                theirs = next((each for each in frames(one) if not is_library(each.f_code.co_filename)), None)
+                theirs = next((each for each in inside(one) if not is_library(each.f_code.co_filename)), None)
             place = place_name((theirs or one).f_code if unpacks or stage in OF_THE_USER else code)
             return Place(stage, place, transform_name(one, inner) if stage == "transform" else None)
         fetches = FETCH in slashed(code.co_filename)
@@ -267,6 +267,11 @@ def display_name(frame: FrameType) -> str:
         if owner is not UNKNOWN:
             return type(owner).__name__
     return function
+
+
+def inside(frame: FrameType) -> Iterator[FrameType]:
+    """As far as what calls the dataset: around that stands the loop."""
+    return takewhile(lambda one: FETCH not in slashed(one.f_code.co_filename), frames(frame))
 
 
 def frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -93,7 +93,7 @@ def test_a_disk_that_is_full_leaves_no_part_of_a_script(tmp_path: Path, monkeypa
 
     def full(path: Path, mode: str = "r", **more: Any) -> IO[Any]:
         opened = whole(path, mode, **more)
-        return whole(Path("/dev/full"), mode) if mode == "wb" else opened
+        return whole(Path("/dev/full"), "w") if mode == "x" else opened
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", full)

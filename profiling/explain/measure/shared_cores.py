@@ -15,10 +15,14 @@ MOST_CROWDED = 0.9  # share of a step that it may be said to wait for the worker
 MOST_STALLED = 0.7  # the same where its threads wait for each other
 
 
-def threads(machine: Machine, trainer: Trainer) -> float:
+def threads(machine: Machine, trainer: Trainer, rates: Rates) -> float:
     """Cores that the model's threads fill while it computes: all that its rank has, or one."""
     running_s = trainer.step_s * (1.0 - (trainer.delay or 0.0))
-    return machine.cores / machine.ranks if _fills(machine, running_s, trainer.cpu_s) else 1.0
+    if rates.ceiling:  # the CPU time is that leg's, too
+        running_s = machine.ranks / rates.ceiling.value
+    share = machine.cores / machine.ranks
+    fills = machine.on_cpu and share >= 2 and 0 < FILLS * share * running_s <= trainer.cpu_s
+    return share if fills else 1.0
 
 
 def lacks_cores(machine: Machine, trainer: Trainer, workers: Workers, rates: Rates) -> float:
@@ -37,21 +41,14 @@ def lacks_cores(machine: Machine, trainer: Trainer, workers: Workers, rates: Rat
 def crowded(machine: Machine, trainer: Trainer, workers: Workers, rates: Rates) -> float:
     """Share of a step that a model waits for the workers' cores: no longer than these compute."""
     of_one = lacks_cores(machine, trainer, workers, rates)
-    stalled = max(of_one, min(MOST_STALLED, threads(machine, trainer) * of_one))
+    stalled = max(of_one, min(MOST_STALLED, threads(machine, trainer, rates) * of_one))
     return min(stalled, MOST_CROWDED, (workers.cpu_s or 0.0) / trainer.step_s if trainer.step_s else 0.0)
 
 
-def stall(machine: Machine, step_s: float, trainer_cpu_s: float) -> dict[int, float]:
+def stall(threads: float) -> dict[int, float]:
     """CPU time that a model whose threads fill the cores loses per CPU second of one worker, and of as many as there
     are cores. Assumed: measured beside processes that burned CPU it was 0.97 and 0.50 for a small model, 0.03 for a
     MobileNetV2, and the gains of results/predictions.json were predicted as well with the assumption as with the
     measurement (median error 8.4 and 8.3 %, interval score 0.510 and 0.509; 16 % and 1.01 with neither).
     """
-    if not _fills(machine, step_s, trainer_cpu_s):
-        return {}
-    return {1: 1.0, max(2, int(machine.cores / machine.ranks)): 0.5}
-
-
-def _fills(machine: Machine, step_s: float, cpu_s: float) -> bool:
-    share = machine.cores / machine.ranks
-    return machine.on_cpu and share >= 2 and 0 < FILLS * share * step_s <= cpu_s
+    return {1: 1.0, max(2, int(threads)): 0.5} if threads > 1 else {}

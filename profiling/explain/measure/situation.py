@@ -87,7 +87,7 @@ class Measured:
 
     @property
     def threads(self) -> float:
-        return shared_cores.threads(self.machine, self.trainer)
+        return shared_cores.threads(self.machine, self.trainer, self.rates)
 
     @property
     def lacks_cores(self) -> float:
@@ -380,6 +380,6 @@ def situation(measured: Measured, workers: tuple[int, ...] = ()) -> Situation | 
         contention={n: min(most_k, max(0.05, value)) for n, value in k.items()} if worker_s > 0 else {},
         epoch_start_s=rates.epoch_start_s,
         epoch_samples=rates.epoch_samples,
-        stall=shared_cores.stall(machine, step_s + prepare_s, trainer_cpu_s),
+        stall=shared_cores.stall(measured.threads),
     )
     return Situation(measured=measured, rate=rates.now, now=now, workers=workers)

@@ -191,15 +191,16 @@ def fewer_threads(at: Situation) -> Iterable[Change]:
     threads, count = int(at.measured.threads), at.now.workers
     if threads < 2 or at.measured.crowded < CROWDED:
         return
-    left = max(1, threads - count)
-    slower = (threads / left) ** OF_HALF
-    step_s, cpu_s = at.now.step_s * slower, at.now.trainer_cpu_s * slower * left / threads
-    then = replace(at.now, step_s=step_s, trainer_cpu_s=cpu_s, stall={})
     beside = f"{count_of(count, 'worker')} and its {threads} threads want the {threads} cores"
-    yield Change(family="threads", remedy=f"torch.set_num_threads({left})", then=then, effort=Effort.SETTING,
-                 why=f"{beside}, and threads wait for each other at every operation",
-                 command=f"torch.set_num_threads({left})  # before the first step", extra_error=0.25,
-                 settings={"threads": left}, ceiling_times=math.inf)  # fmt: skip
+    taken = math.ceil(count * at.measured.workers.busy)
+    for left in sorted({max(1, threads - taken), max(1, threads - count)}, reverse=True):
+        slower, halved = (threads / left) ** OF_HALF, math.log2(threads / left)
+        step_s, cpu_s = at.now.step_s * slower, at.now.trainer_cpu_s * slower * left / threads
+        then = replace(at.now, step_s=step_s, trainer_cpu_s=cpu_s, stall={})
+        yield Change(family="threads", remedy=f"torch.set_num_threads({left})", then=then, effort=Effort.SETTING,
+                     why=f"{beside}, and threads wait for each other at every operation",
+                     command=f"torch.set_num_threads({left})  # before the first step", extra_error=0.25 * halved,
+                     settings={"threads": left}, ceiling_times=math.inf)  # fmt: skip
 
 
 def more_gpus(at: Situation) -> Iterable[Change]:

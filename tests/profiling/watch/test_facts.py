@@ -4,6 +4,7 @@ import functools
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,6 +109,25 @@ def test_a_sampler_of_the_scripts_own_is_named_and_one_that_weighs_or_leaves_out
     grouped: Any = BatchSampler(Hardest(), 2, drop_last=False)
     assert settings(DataLoader(data(), batch_sampler=grouped))["sampler"] == "Hardest"
     assert settings(SimpleNamespace(dataset=data()))["sampler"] is None
+    unbatched: dict[Any, str | None] = {grouped: "Hardest", None: None}
+    for sampler, name in unbatched.items():
+        assert settings(DataLoader(data(), batch_size=None, sampler=sampler))["sampler"] == name
+
+
+def test_the_folder_of_classes_is_named_where_prepare_reads_it_as_the_script_does(tmp_path: Path) -> None:
+    folders = pytest.importorskip("torchvision.datasets")
+    for name in ("cat", "dog"):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        (tmp_path / "all" / name / "0.jpg").touch()
+
+    class Grouped(folders.ImageFolder):
+        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+            return ["cat", "dog"], {"cat": 0, "dog": 0}
+
+    whole, grouped, moved = (kind(tmp_path / "all") for kind in (folders.ImageFolder, Grouped, folders.ImageFolder))
+    moved.root = str(tmp_path)  # as datasets do that are downloaded into one
+    told = [settings(SimpleNamespace(dataset=one))["folder"] for one in (whole, Subset(whole, [0]), grouped, moved)]
+    assert told == [str(tmp_path / "all"), None, None, None]
 
 
 def test_of_feedlines_loader_the_transforms_that_it_was_given_are_named() -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -317,6 +318,25 @@ def test_what_a_library_parses_or_inflates_is_told_of_the_function_that_asks(tmp
         places = {classify(look()[0]) for _ in range(60) if not time.sleep(0.005)}
     places = {place for place in places if place.stage == "decode"}
     assert places and all(place.where == "test_rules.py:asks" for place in places)
+
+
+def test_what_a_library_s_dataset_inflates_is_not_told_of_the_loop_around_it(tmp_path: Path) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    made: dict[str, Any] = {"DATA": zlib.compress(bytes(4_000_000))}
+    lines = "import zlib\nclass Packed:\n  def __getitem__(self, index):\n    return len(zlib.decompress(DATA))"
+    file = tmp_path / "site-packages" / "packed.py"
+    file.parent.mkdir()
+    file.write_text(lines)
+    exec(compile(lines, file, "exec"), made)
+
+    def loops(over: threading.Event) -> None:
+        while not over.is_set():
+            for _ in data.DataLoader(made["Packed"](), batch_size=2, sampler=range(4)):
+                pass
+
+    with running(loops) as look:
+        places = {classify(look()[0]) for _ in range(60) if not time.sleep(0.005)}
+    assert {place.where for place in places if place.stage == "decode"} == {"packed.py:Packed.__getitem__"}
 
 
 def test_libraries_calls_of_a_dataset() -> None:
