@@ -132,14 +132,19 @@ class LocalFiles:
             held = self.opened(shard)
             return read(held.number)
         except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                self._check_same()
             raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
 
     def _check_same(self) -> None:
         """Raises DatasetError where the split is another one by now, whose samples lie elsewhere."""
         if self._seen == ():
             return
-        with suppress(OSError):  # a moment's trouble; what is taken away cannot be opened either
-            status = self._manifest.stat()
+        with suppress(OSError):  # a moment's trouble
+            try:
+                status = self._manifest.stat()
+            except FileNotFoundError:
+                raise DatasetError(f"{self._manifest.parent} {ANOTHER}") from None
             if (seen := (status.st_ino, status.st_mtime_ns, status.st_size)) == self._seen:
                 return
             if hashlib.sha256(self._manifest.read_bytes()).hexdigest() != self._identity:

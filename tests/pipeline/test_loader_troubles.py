@@ -189,6 +189,20 @@ def test_a_ctrl_c_at_any_place_leaves_a_loader_that_can_be_used_again(
 
 
 @pytest.mark.parametrize("on_bad", ["raise", "skip"])
+@pytest.mark.parametrize("what", ["", "manifest.json"])
+def test_a_split_that_is_taken_away_amid_an_epoch_is_said_to_be(
+    tmp_path: Path, on_bad: Literal["raise", "skip"], what: str
+) -> None:
+    """No sample of it is bad; and where its manifest is gone, shards that lie there may be another split's."""
+    split = write_split(tmp_path / "OUT", 64, 32, codec="raw")
+    batches = iter(Loader(split, batch_size=2, image_size=40, num_workers=1, on_bad=on_bad))
+    next(batches)
+    shutil.move(split / what, tmp_path / "away")
+    with pytest.raises(FeedlineError, match="was prepared anew or taken away meanwhile: make a new Loader"):
+        list(batches)
+
+
+@pytest.mark.parametrize("on_bad", ["raise", "skip"])
 @pytest.mark.parametrize("checksums", [True, False])
 def test_a_split_that_is_prepared_anew_amid_an_epoch_is_not_read_by_the_old_index(
     tmp_path: Path, on_bad: Literal["raise", "skip"], checksums: bool

@@ -154,6 +154,7 @@ def test_when_it_is_interrupted_no_worker_is_left_and_what_it_did_is_given_back(
     assert not Tasks(study).attempts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_study_that_cannot_go_on_says_why(carry_out: Callable[..., Tasks], ranks: int) -> None:
     with pytest.raises(FeedlineError, match=r"^this study is of another machine$"):
