@@ -11,6 +11,7 @@ from feedline.profiling.explain.measure.workers import FEW_LOOKS, Workers
 
 FILLS = 0.8  # a model that uses this share of the cores while it computes is taken to use all
 ALL = 0.9  # share of its cores from which a script is said to use all
+CROWDED = 0.1  # share of a step that a model waits for its workers' cores, from which its own rate is hardly known
 MOST_CROWDED = 0.9  # share of a step that it may be said to wait for the workers' cores
 MOST_STALLED = 0.7  # the same where its threads wait for each other
 

@@ -13,6 +13,7 @@ from feedline.pipeline.base.process import KEPT_BYTES, OLD_MOST_BYTES
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.main_thread import busiest_places
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
+from feedline.profiling.explain.measure.shared_cores import CROWDED
 from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Situation
 from feedline.profiling.explain.measure.workers import function_of
 from feedline.profiling.explain.remedies.own_loader import waiting_beside
@@ -34,7 +35,6 @@ TYPICAL = "as is typical{}; not measured here"
 ONE_EACH = 1.1  # synchronisations a step, up to which they are one at its end
 HALF = "that half of it could overlap is assumed"
 SOME = 0.05  # share of the script's own Python, for sure, from which it is worth a word
-CROWDED = 0.1  # share of a step that a model waits for its workers' cores, from which that is worth a word
 OF_HALF = 0.55
 """A model takes 2 to the power of that as long alone with half the threads: 1.05 to 1.7 times (NOTES)."""
 CHANNELS_LAST = """model = model.to(memory_format=torch.channels_last)

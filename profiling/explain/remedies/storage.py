@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.rates import Rate
+from feedline.profiling.explain.measure.shared_cores import CROWDED
 from feedline.profiling.explain.measure.situation import Situation
 from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.remedies.own_loader import NO_WAIT, unwatched
@@ -31,7 +32,6 @@ from feedline.profiling.record.recording import LoaderSeen, Trial
 from feedline.profiling.record.stages import STAGES
 
 SURE = 0.05  # share of a worker's time that it is blocked in reads before anything is said of it
-CROWDED = 0.1  # share of a step that a model waits for its workers' cores, from which its own rate is hardly known
 FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast as before
 OWN_CROPS = (
     "crops are RGB, bilinear, 8 to 100 % of a picture, half of them mirrored (augment=Augment(scale=…, ratio=…, "
@@ -202,7 +202,8 @@ def _needs(loader: LoaderSeen, trial: Trial) -> str:
         return ""
     needs = [] if loader.folder else ["classes that are folders, or told by --source-option ground_truth=FILE"]
     if trial.loader != "feedline":
-        needs += ["all else that a batch has made of a picture and its class"] * bool(unheld(loader))
+        if unheld(loader):
+            needs.append("all else that a batch has made of a picture and its class")
     elif loader.refused is None:
         own = "your dataset's own code, if it has some, moved over by hand: not checked whether Loader.like takes it"
         needs.append(own)
