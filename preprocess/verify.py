@@ -34,12 +34,13 @@ from feedline.pipeline.format.manifest import (
     Index,
     Manifest,
     read_index,
+    refuse_missing,
 )
 from feedline.pipeline.format.shard_tar import BLOCK_BYTES, member_header, padding_bytes
 from feedline.preprocess import quarantine
 from feedline.preprocess.output import REPORT, is_exchanging, prepared_folders, read_fields
 from feedline.preprocess.sources.base import SPLITS
-from feedline.preprocess.store import Store, open_store
+from feedline.preprocess.store import LocalStore, Store, open_store
 
 OnProgress = Callable[[int, int], None]
 MAX_LABELS_NAMED = 20
@@ -81,7 +82,8 @@ def verify(
     storage_options: dict[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
-    """`ok`, `checked_samples`, `problems` and what was looked at. Raises DatasetError when there is no dataset."""
+    """`ok`, `checked_samples`, `problems` and what was looked at. Raises DatasetError when there is no dataset,
+    UsageError where there is not even a folder."""
     store = open_store(out, storage_options)
     problems: list[Problem] = []
     if is_exchanging(store) or store.size(NOT_IN_PLACE) is not None:
@@ -93,6 +95,8 @@ def verify(
     if not any(store.size(f"{folder}/{MANIFEST}".lstrip("/")) for folder in folders):
         if store.read(UNFINISHED) is not None:
             raise DatasetError(f"{store.address} holds an unfinished prepare: run its command again to resume")
+        if isinstance(store, LocalStore):
+            refuse_missing(store.root)
         raise DatasetError(f"{store.address} is not a prepared dataset (no {MANIFEST}): run `feedline prepare` first")
     for split in splits:
         problems += manifest_problems(store, split) + index_problems(split)

@@ -82,8 +82,6 @@ def _read_split(folder: Path, split: str) -> tuple[Manifest, str]:
             raise DatasetError(f"{folder / split} holds the split {manifest.split!r}: give the folder its name back")
         return manifest, identity
     others = sorted({str(path.parent) for path in prepared_splits(folder)} - {str(folder), str(folder.parent)})
-    if not folder.is_dir():
-        raise UsageError(f"{folder} does not exist: give a folder that `feedline prepare` made")
     if split == "val" and (folder / "train" / MANIFEST).exists():
         raise DatasetError(f"{folder} has no val split: prepare with --val-fraction, or train with --eval-every 0")
     if others:

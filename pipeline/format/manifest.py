@@ -337,13 +337,20 @@ def _check_rows(path: Path, metadata: pq.FileMetaData, most: int) -> None:
 
 def prepared_splits(folder: Path) -> Sequence[Path]:
     """The splits under a prepared folder (or the folder itself), train first. Empty when there are none. Raises
-    UsageError for an address."""
+    UsageError for an address, and for what does not exist."""
     refuse_address(folder)
+    refuse_missing(folder)
     if (folder / MANIFEST).exists():
         return [folder]
     manifests = list(folder.glob(f"*/{MANIFEST}")) or list(folder.glob(f"*/*/{MANIFEST}"))
     splits = [path.parent for path in manifests]
     return sorted(splits, key=lambda path: (path.parent, path.name != "train", path.name))
+
+
+def refuse_missing(folder: Path) -> None:
+    """Raises UsageError."""
+    if not folder.exists():
+        raise UsageError(f"{folder} does not exist: give a folder that `feedline prepare` made")
 
 
 def refuse_address(folder: Path) -> None:

@@ -71,6 +71,14 @@ def test_every_verb_has_help_with_an_example() -> None:
         assert "xample" in done.stdout, f"{verb} --help has no example"
 
 
+@pytest.mark.parametrize("verb", ["verify", "inspect", "doctor", "tune", "train", "gpu-check"])
+def test_a_prepared_dataset_that_is_not_there_is_said_alike(feedline: Commands, tmp_path: Path, verb: str) -> None:
+    gone = tmp_path / "gone"
+    done = feedline(verb, str(gone))
+    assert done.returncode == 2
+    assert done.stderr == f"feedline: {gone} does not exist: give a folder that `feedline prepare` made\n"
+
+
 @pytest.mark.parametrize("words", [("prepair",), ("verify", "--no-such-option", "x"), ("prepare",)])
 def test_wrong_use_is_one_line_with_the_way_to_the_help(feedline: Commands, words: tuple[str, ...]) -> None:
     done = feedline(*words)
