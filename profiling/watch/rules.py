@@ -179,7 +179,8 @@ OF_THE_USER = ("blocked", "lock", "collate", "transform")
 """Stages whose place is the user's own function, where one is within the library's that decides."""
 OF_DATASETS = ("__getitem__", "__getitems__", "__iter__", "__next__")  # no transforms themselves
 CALLERS = ("/torchvision/datasets/", "/webdataset/")  # of a transform, and none
-PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py", "/monai/transforms/transform.py")
+PLUMBING = ("/torch/nn/modules/module.py", "/torch/utils/_contextlib.py", "/monai/transforms/transform.py",
+            "/torchvision/tv_tensors/_tv_tensor.py")  # fmt: skip
 
 
 def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda: None) -> Place:
@@ -260,13 +261,14 @@ def slashed(file: str) -> str:
 
 
 def display_name(frame: FrameType) -> str:
-    """Class of a method, name of a function."""
+    """Class of a transform's method, name of a function; a name that many classes have, with its class."""
     function = frame.f_code.co_name
     if function in ("__call__", "forward", "transform", "_transform", "apply", "encodes", "<lambda>"):
         owner = variable("self", frame, local=True)
         if owner is not UNKNOWN:
             return type(owner).__name__
-    return function
+    many = function.startswith("__") or function == "get_params"
+    return frame.f_code.co_qualname.rpartition("<locals>.")[2] if many else function
 
 
 def inside(frame: FrameType) -> Iterator[FrameType]:

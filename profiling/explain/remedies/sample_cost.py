@@ -291,7 +291,7 @@ def _callable(at: Situation, stage: str, target: str) -> str:
     if stage == "transform" and target != stage:
         seen = [name.rpartition(":")[2] for name in at.measured.workers.functions if name.startswith("transform ")]
         method = next((function for function in seen if function.startswith(f"{target}.")), f"{target}.__call__")
-        return method if target[:1].isupper() else target
+        return method if target[:1].isupper() and "." not in target else target
     place = place_of(at, stage)
     return "collate_fn" if place.startswith("fetch.py:") else place.partition(" ")[0].rpartition(":")[2]
 

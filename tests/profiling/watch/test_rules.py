@@ -71,6 +71,12 @@ def test_what_else_a_dataset_does_for_a_sample_is_transform(user: ModuleType) ->
     assert seen(through(lambda look: look, user.my_collate)) == Place("collate", "user_code.py:my_collate")
 
 
+def test_what_a_dataset_does_in_its_own_method_bears_its_class(user: ModuleType) -> None:
+    fetch = pytest.importorskip("torch.utils.data._utils.fetch")
+    fetcher = fetch._MapDatasetFetcher(user.Inline(), True, list, False)
+    assert seen(lambda look: fetcher.fetch([look])).transform == "Inline.__getitem__"
+
+
 def test_what_a_packages_dataset_does_by_itself_is_transform_in_its_innermost_function() -> None:
     fetch, shelf = pytest.importorskip("torch.utils.data._utils.fetch"), dict[str, Any]()
     text = "def turn(look):\n    return sorted([0], key=lambda _: look())\nclass Shelf:\n"
