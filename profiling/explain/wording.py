@@ -59,6 +59,12 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
             f"Other programs took {units.number(machine.others_cores, 2)} of the {machine.cores:g} cores meanwhile: "
             "without them the script may be faster. The intervals are wider for it."
         )
+    if where := measured.trainer.beside:
+        cores = units.number(measured.trainer.beside_cores, 2)
+        sentences.append(
+            f"Other threads of the script took {cores} of the {machine.cores:g} cores meanwhile, most of it in "
+            f"{where}: the loop shares the cores and Python's lock with them."
+        )
     if machine.throttled >= HARDLY:
         sentences.append(f"A quota kept the script from running {units.percent(machine.throttled)} of the time.")
     sentences += [

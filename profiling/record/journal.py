@@ -141,6 +141,8 @@ class TimeRow(NamedTuple):
     ticks: int  # looks of the sampler
     stages_delay: dict[str, float] | None = None
     """Seconds in which the thread could have run and had no core; None where the kernel does not tell."""
+    beside_cpu: dict[str, float] | None = None
+    """CPU seconds of the process's other Python threads, by the function of the script's own; "": they wait there."""
 
 
 class LegRow(NamedTuple):

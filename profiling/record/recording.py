@@ -177,6 +177,9 @@ class ThreadTime:
     """Seconds of wall time. Waiting for a batch that the pinning thread is unpickling or pinning counts as that."""
     stages_cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU seconds of the thread by stage, the pinning thread's with those where it waits for that."""
+    beside_cpu_s: dict[str, float] = field(default_factory=dict)
+    """CPU seconds of the process's other Python threads, by the function of the script's own that they compute in;
+    "": they waited as they were looked at."""
     stages_delay_s: dict[str, float] | None = None
     """Seconds in which the thread could have run and had no core; None where the kernel does not tell."""
     stages_error_s: dict[str, float] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class RowSum:
 
     def __init__(self, rows: list[TimeRow], windows: Windows, origin: float) -> None:
         self.stages, self.stages_cpu, self.transforms, functions = (defaultdict[str, float](float) for _ in range(4))
-        delays = defaultdict[str, float](float)
+        delays, self._beside = defaultdict[str, float](float), defaultdict[str, float](float)
         self.batches = self.samples = self.cpu_s = self.ticks = 0.0
         self._blocks: list[tuple[dict[str, float], float]] = []
         """By row: seconds by stage, and samples."""
@@ -65,7 +65,7 @@ class RowSum:
                 continue
             for sums, more in (
                 (self.stages, row.stages), (self.stages_cpu, row.stages_cpu),
-                (delays, row.stages_delay or {}),
+                (delays, row.stages_delay or {}), (self._beside, row.beside_cpu or {}),
                 (self.transforms, row.transforms), (functions, row.functions),
             ):  # fmt: skip
                 for key, value in more.items():
@@ -87,6 +87,7 @@ class RowSum:
             "stages": dict(self.stages),
             "stages_cpu_s": dict(self.stages_cpu),
             "stages_delay_s": self._delays,
+            "beside_cpu_s": dict(self._beside),
             "stages_error_s": {name: self._error_s(name, seconds) for name in self.stages} if seconds else {},
             "functions": self._functions,
             "ticks": round(self.ticks),

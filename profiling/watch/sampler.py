@@ -42,7 +42,7 @@ a little later than the one before, up to this: a row takes about a millisecond.
 
 NEVER = 2**30 - 1  # in place of the number of objects from which on garbage is collected
 
-SUMS = ("stages", "stages_cpu", "stages_delay", "transforms", "functions")
+SUMS = ("stages", "stages_cpu", "stages_delay", "transforms", "functions", "beside_cpu")
 HELD_S = 1.4e-4
 """A look that comes so late, its wait for a core left out, has waited for the interpreter lock: a thread that runs
 Python gives it up after SWITCH_INTERVAL_S; timers are late by 0.05 ms."""
@@ -171,6 +171,10 @@ class TimeSums:
             self._sums["transforms"][place.transform] += seconds
         self._sums["functions"][f"{place.stage} {place.where}"] += seconds
         self._ticks += 1
+
+    def add_beside(self, where: str, cpu_s: float) -> None:
+        """CPU time of another thread since the last look."""
+        self._sums["beside_cpu"][where] += cpu_s
 
     @property
     def due(self) -> bool:

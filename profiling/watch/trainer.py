@@ -44,6 +44,7 @@ PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
 """torch's functions: the pinning thread's loop, and what pins a batch in it."""
 LOADER, DRAW = "/torch/utils/data/dataloader.py", "_next_index"  # torch's function that asks a sampler
 NETWORK = r"_?(socket|ssl)\b.*"  # calls that wait for it
+MOST_THREADS = 16
 STEPS_SEEN, ONE_IN = 3, 8  # first steps of a pass at which its stack is looked at; of later ones one in so many
 
 
@@ -82,6 +83,7 @@ class TrainerWatch:
         """Places that make batches, or parts of them: seen between a draw and the step on it."""
         self._asked: Pass | None = None  # the pass that the loop has asked last
         self._pin_thread = HelperThread(lambda: self._asked.pin_thread if self._asked is not None else None)
+        self._beside: dict[int | None, ThreadEvidence] = {}  # of the script's other threads, by their native ids
         self._stats: dict[int, LoaderStats] = {}
         self._loaders = set[int]()
         self.listed: list[str] = []  # files of the datasets
@@ -162,8 +164,21 @@ class TrainerWatch:
                 self._hold(Place("python", place.where), place, seconds, spent)
             else:
                 self._main.add(place, seconds, spent)
+        self._see_beside(frames_by_thread)
         if self._main.due:
             self._watched.flush()
+
+    def _see_beside(self, frames_by_thread: dict[int, FrameType]) -> None:
+        """What the process's other Python threads compute meanwhile: they share its cores, and Python's lock."""
+        known, self._beside = self._beside, {}
+        for thread in islice(threading.enumerate(), MOST_THREADS):
+            frame = frames_by_thread.get(thread.ident or 0)
+            if thread.ident == self.thread or thread is self.sampler or _own(frame) is None:
+                continue
+            number = thread.native_id
+            evidence = self._beside[number] = known.get(number) or ThreadEvidence(number)
+            if frame is not None and (cpu_s := evidence.spent().cpu_s):
+                self._main.add_beside((own_work(frame) or "").rpartition(":")[0], cpu_s)
 
     def _between(self, place: Place, seconds: float, spent: Spent) -> None:
         """A look in a generator. Before the loop trains, or trains again, on what was drawn last it makes batches,
@@ -247,8 +262,14 @@ def own_work(frame: FrameType) -> str | None:
     """The innermost place of the script's own in a thread's stack; None where there is none, or it waits there."""
     if classify(frame).stage in ("lock", "blocked"):
         return None
+    own = _own(frame)
+    return None if own is None else f"{place_name(own.f_code)}:{line_of(own)}"
+
+
+def _own(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the script's own."""
     own = next((one for one in frames(frame) if not is_library(one.f_code.co_filename)), None)
-    return None if own is None or is_ours(own.f_code.co_filename) else f"{place_name(own.f_code)}:{line_of(own)}"
+    return None if own is None or is_ours(own.f_code.co_filename) else own
 
 
 def asked_for(frame: FrameType, place: Place, pinning: str | None, *, working: bool) -> Place:

@@ -48,6 +48,7 @@ differs from run to run. One script had 2,000 to 2,400 faults a step in four pla
 the others: of the gain as much as half may be missing, as a standard error. Above, its largest thresholds keep
 nothing."""
 PAGE_BYTES = 4096
+BESIDE = 0.2  # cores from which the script's other threads are told of
 APART_ERROR = 0.05  # of the ratio of two legs whose windows do not take turns: the machine's speed may have changed
 
 
@@ -79,6 +80,8 @@ class Trainer:
     waits_error: float  # of the waits for a watched loader alone; of the share of data elsewhere
     delay: float | None  # share of the main thread's time beside data that it had no core; None: not told
     cpu_s: float  # CPU time of all its threads, with free data where a leg measured that; 0 where it is not known
+    beside: str  # function that the script's other threads compute in most; "" where they take hardly a core
+    beside_cores: float  # that they take meanwhile, over all ranks
     aside_cpu_s: float  # what its other threads took while it prepared its batches itself: helping, or spinning
     faults_per_step: float
     """glibc gives a step's activations back to the kernel, and the next step takes them again, zeroed, page by page.
@@ -106,7 +109,9 @@ def measure_trainer(
     wait_fraction = min(1.0, all_waited_s / ranks_s) if ranks_s and (looks >= FEW_LOOKS or not sampled) else None
     unpickle_share, unpickle_alone = _unpickling(recording, idle)
     copies = [step.copy_s for step in steps if step.copy_s is not None]
-    steps_cpu_s = _cpu_s(recording, steps)
+    steps_cpu_s, (beside, beside_cores) = _cpu_s(recording, steps), _beside(recording)
+    if loader is not None and loader.unwatched:  # they may make its batches
+        steps_cpu_s = max(0.0, steps_cpu_s - beside_cores * seconds / samples)
     free_cpu_s = recording.leg("cached").trainer_cpu_s_per_sample
     compute, (layout_gain, of_legs) = recording.compute, _of_legs(recording)
     kernel_share = compute.kernel_cpu_s / max(compute.kernel_cpu_s + compute.user_cpu_s, 1e-9)
@@ -133,6 +138,8 @@ def measure_trainer(
         waits_error=math.sqrt(max(0.0, errors.data**2 - prepare_error**2)),
         delay=_delay(recording),
         cpu_s=statistics.median(free_cpu_s) if free_cpu_s else steps_cpu_s,
+        beside=beside,
+        beside_cores=beside_cores,
         aside_cpu_s=(recording.costs.trainer_cpu_s or 0.0) - steps_cpu_s,
         faults_per_step=faults_per_step,
         kernel_share=kernel_share,
@@ -252,6 +259,13 @@ def _delay(recording: Recording) -> float | None:
     if delays is None or not busy_s:
         return None
     return min(1.0, sum(seconds for name, seconds in delays.items() if name not in DATA) / busy_s)
+
+
+def _beside(recording: Recording) -> tuple[str, float]:
+    whole = all_ranks(recording)
+    cores = sum(whole.beside_cpu_s.values()) * len(recording.trainers) / whole.seconds if whole.seconds else 0.0
+    place = max(filter(None, whole.beside_cpu_s), key=whole.beside_cpu_s.__getitem__, default="")
+    return (place, cores) if place and cores >= BESIDE else ("", 0.0)
 
 
 def _cpu_s(recording: Recording, steps: Sequence[Step]) -> float:

@@ -30,20 +30,35 @@ def lacks_cores(machine: Machine, trainer: Trainer, workers: Workers, rates: Rat
     """Share of a step in which its main thread has no core because of the workers: without them the n that want one,
     C / (1 - delay), are less by those of them that do. 0 where the kernel does not tell, too few looks do, or cores
     are free."""
-    full = machine.own + machine.others_cores >= ALL * machine.cores
-    few = trainer.looks * (1.0 - trainer.shares.data) < FEW_LOOKS
-    if rates.now is None or not trainer.delay or few or not (machine.on_cpu and full and workers.count):
+    if rates.now is None or not workers.count:
         return 0.0
     busy = (workers.delay or 0.0) * workers.busy * machine.ranks * workers.count
-    want_cores = rates.now.value * (workers.cpu_s or 0.0) + busy
+    return _lacks(machine, trainer, rates.now.value * (workers.cpu_s or 0.0) + busy)
+
+
+def _lacks(machine: Machine, trainer: Trainer, want_cores: float) -> float:
+    full = machine.own + machine.others_cores >= ALL * machine.cores
+    few = trainer.looks * (1.0 - trainer.shares.data) < FEW_LOOKS
+    if not trainer.delay or few or not (machine.on_cpu and full):
+        return 0.0
     return min(want_cores * (1.0 - trainer.delay) / machine.cores, trainer.delay)
 
 
 def crowded(machine: Machine, trainer: Trainer, workers: Workers, rates: Rates) -> float:
     """Share of a step that a model waits for the workers' cores: no longer than these compute."""
     of_one = lacks_cores(machine, trainer, workers, rates)
-    stalled = max(of_one, min(MOST_STALLED, threads(machine, trainer, rates) * of_one))
-    return min(stalled, MOST_CROWDED, (workers.cpu_s or 0.0) / trainer.step_s if trainer.step_s else 0.0)
+    most = (workers.cpu_s or 0.0) / trainer.step_s if trainer.step_s else 0.0
+    return _stalled(of_one, threads(machine, trainer, rates), most)
+
+
+def beside(machine: Machine, trainer: Trainer, rates: Rates) -> float:
+    """The same for the cores of the script's other threads, which may make its batches."""
+    of_one = _lacks(machine, trainer, trainer.beside_cores)
+    return _stalled(of_one, threads(machine, trainer, rates), trainer.beside_cores / machine.ranks)
+
+
+def _stalled(of_one: float, threads: float, most: float) -> float:
+    return min(max(of_one, min(MOST_STALLED, threads * of_one)), MOST_CROWDED, most)
 
 
 def stall(threads: float) -> dict[int, float]:

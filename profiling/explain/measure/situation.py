@@ -98,6 +98,10 @@ class Measured:
         return shared_cores.crowded(self.machine, self.trainer, self.workers, self.rates)
 
     @property
+    def stalled_beside(self) -> float:
+        return shared_cores.beside(self.machine, self.trainer, self.rates)
+
+    @property
     def uses_all_cores(self) -> bool:
         """Workers and model share them: more workers would get no more of them."""
         machine = self.machine

@@ -158,6 +158,7 @@ def together(threads: Sequence[ThreadTime]) -> dict[str, Any]:
         "stages_delay_s": sums(delays) if len(delays) == len(threads) else None,
         "stages_error_s": {name: math.sqrt(square) for name, square in errors_s.items()},
         "functions": sums(thread.functions for thread in threads),
+        "beside_cpu_s": sums(thread.beside_cpu_s for thread in threads),
     }
 
 

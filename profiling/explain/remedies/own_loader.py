@@ -307,6 +307,7 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
     (load, load_error), (wait, wait_error) = (looked(at.recording, (part,)) for part in ("load", "wait"))
     part, share, error = max(("load", load, load_error), ("wait", wait, wait_error), key=lambda one: one[1])
     if share - ERRORS_90 * error < HARDLY:
+        yield from _cheaper_threads(at)
         return
     place = busiest(all_ranks(at.recording).functions, part)
     most_of_it = f", most of it in {place}" if place else ""
@@ -327,6 +328,20 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
             why=f"the training thread makes its batches itself, {units.percent(share)} of its time{most_of_it}",
             command=f"DataLoader(dataset, batch_size=…, num_workers={count}, persistent_workers=True)",
             needs=f"a Dataset whose __getitem__ does what {place or 'the loop'} does for one sample",
+        )  # fmt: skip
+
+
+def _cheaper_threads(at: Situation) -> Iterable[Change]:
+    """Batches are always ready, but the threads that make them take the model's cores."""
+    place, stalled = at.measured.trainer.beside, at.measured.stalled_beside
+    if stalled >= HARDLY:
+        yield Change(
+            family="stage", remedy="cheaper work in other threads", target=place, effort=Effort.CODE, at_most=True,
+            then=replace(at.now, step_s=at.now.step_s * (1.0 - stalled)), extra_error=0.5 * stalled,
+            ceiling_times=math.inf,
+            why=f"the model waits up to {units.percent(stalled)} of its time for the cores that {place} takes: "
+            "this is what it would give if that cost nothing",
+            command=lines_of(at.recording, place.rpartition(":")[2]),
         )  # fmt: skip
 
 

@@ -452,3 +452,22 @@ def test_a_loop_that_waits_for_threads_of_its_own_is_told_what_they_do() -> None
         if name.startswith("wait "):
             waits[name.rpartition(":")[0]] += seconds  # of all its lines
     assert max(waits, key=lambda name: waits[name]) == "wait test_trainer.py:slowly"
+
+
+def counting(over: threading.Event) -> None:
+    while not over.is_set():
+        sum(range(1000))
+
+
+def test_what_other_threads_compute_is_told_by_their_function() -> None:
+    training, over = Training(), threading.Event()
+    for work in (counting, idle):
+        threading.Thread(target=work, args=(over,), daemon=True).start()
+    with Profile(resources=False) as seen:
+        for _ in range(100):
+            training.step((torch.rand(64, 4), torch.zeros(64, dtype=torch.long)))
+            time.sleep(0.002)
+    over.set()
+    (trainer,) = seen.recording.trainers
+    assert set(trainer.beside_cpu_s) == {"test_trainer.py:counting"}
+    assert trainer.beside_cpu_s["test_trainer.py:counting"] > 0.05 * trainer.seconds

@@ -6,9 +6,9 @@ import pytest
 
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.record.recording import Compute, Costs, Recording
+from feedline.profiling.record.recording import Compute, Costs, Recording, Series
 from tests.profiling.recordings import made
-from tests.profiling.remedy_runs import begun_anew, first, with_loader
+from tests.profiling.remedy_runs import begun_anew, first, with_loader, with_trainer, without_loader
 
 
 def of_family(seen: Recording, family: str) -> list[Prediction]:
@@ -43,6 +43,24 @@ def test_ultralytics_takes_no_workers_on_a_cpu() -> None:
         seen = made(wait_s=0.2, compute_s=0.01, workers=workers, cores=4, stages={"decode": 0.004}, device=device)
         (more, *_) = of_family(with_loader(seen, made_by="ultralytics"), "workers")
         assert ("no workers where it trains on a CPU" in more.why) is none
+
+
+def test_threads_that_take_the_model_s_cores_are_told_and_bound_what_they_cost() -> None:
+    """Of two cores they take one, and the main thread lacks one for 0.3 of its time."""
+    seen = without_loader(forward=1.0)
+    (trainer,), times = seen.trainers, [float(second) for second in range(int(seen.seconds) + 2)]
+    busy = Series(name="cpu_cores", unit="cores", scope="host", source="", t_s=times, values=[2.0] * len(times))
+    own = replace(busy, scope="trainer:0")
+    seconds = trainer.seconds
+    beside = {"data.py:load": 0.8 * seconds, "": 0.2 * seconds}
+    seen = with_trainer(seen, beside_cpu_s=beside, stages_delay_s={"forward": 0.3 * seconds})
+    seen = replace(seen, series=[busy, own], costs=replace(seen.costs, trainer_cpu_s=0.02))
+    verdict = diagnose(seen)
+    (told,) = [line for line in verdict.evidence if line.startswith("Other threads")]
+    assert told.startswith("Other threads of the script took 1 of the 2 cores meanwhile, most of it in data.py:load")
+    (bound,) = [one for one in verdict.predictions if one.target == "data.py:load"]
+    assert bound.at_most and bound.gain == pytest.approx(1 / (1 - 0.3), rel=0.05)
+    assert not [one for one in diagnose(without_loader(forward=1.0)).evidence if one.startswith("Other threads")]
 
 
 def test_a_worker_that_sleeps_is_not_said_to_read() -> None:
