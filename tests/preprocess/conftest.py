@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import Commands
 from tests.preprocess import jobs
 from tests.preprocess.making import digests, write_images
 
@@ -26,10 +27,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def calm(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def calm(feedline: Commands, source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What an undisturbed job writes, whichever engine runs its tasks."""
     out = tmp_path_factory.mktemp("calm") / "out"
-    assert jobs.run(source, out, "--engine", "processes").returncode == 0
+    assert feedline(*jobs.words(source, out, "--engine", "processes")).returncode == 0
     return digests(out)
 
 

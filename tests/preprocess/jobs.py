@@ -27,13 +27,17 @@ def write_large_images(folder: Path) -> Path:
     return folder
 
 
+def words(source: Path, out: Path, *options: str, usual: Sequence[str] = OPTIONS) -> list[str]:
+    return ["prepare", str(source), str(out), *usual, *options]
+
+
 def command(source: Path, out: Path, *options: str, usual: Sequence[str] = OPTIONS) -> list[str]:
-    return [*FEEDLINE, "prepare", str(source), str(out), *usual, *options]
+    return [*FEEDLINE, *words(source, out, *options, usual=usual)]
 
 
 def run(source: Path, out: Path, *options: str, usual: Sequence[str] = OPTIONS) -> subprocess.CompletedProcess[str]:
-    words = command(source, out, *options, usual=usual)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    whole = command(source, out, *options, usual=usual)
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=240, check=False)
     assert "Traceback" not in done.stderr
     return done
 

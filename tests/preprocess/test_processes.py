@@ -26,8 +26,8 @@ from feedline.preprocess.plan import ShardTask
 from feedline.preprocess.processes import ProcessEngine
 from feedline.preprocess.spark import SparkEngine
 from feedline.preprocess.write_shard import OnOutcome, Order, Outcome
-from tests.commands import all_gone
-from tests.preprocess.jobs import Started, run
+from tests.commands import Commands, all_gone
+from tests.preprocess.jobs import Started, words
 from tests.preprocess.making import Here, digests, prepare
 
 
@@ -111,8 +111,7 @@ def test_a_shard_over_which_two_processes_die_is_named(
     images: Path, tmp_path: Path, expected: dict[str, str], position: int
 ) -> None:
     """Also where another shard of the same process was not published yet."""
-    words = f"two processes died over shard {position} of train.*ended with status 3"
-    with pytest.raises(FeedlineError, match=words):
+    with pytest.raises(FeedlineError, match=rf"two processes died over shard {position} of train.*with status 3"):
         prepare(images, tmp_path / "out", shards=8, engine=Poisoned(processes=1, position=position))
     assert workers() == []
     prepare(images, tmp_path / "out", shards=8, engine=ProcessEngine())
@@ -183,7 +182,7 @@ PROCESSES = ("--engine", "processes")
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_killing_the_driver_leaves_no_process_and_a_rerun_finishes(
-    source: Path, calm: dict[str, str], tmp_path: Path, scratch: Path, stopped: bool
+    feedline: Commands, source: Path, calm: dict[str, str], tmp_path: Path, scratch: Path, stopped: bool
 ) -> None:
     """Also where a process had been stopped."""
     started = Started(source, tmp_path / "out", *PROCESSES)
@@ -195,7 +194,7 @@ def test_killing_the_driver_leaves_no_process_and_a_rerun_finishes(
     assert all_gone(family, 30)
     started.end()
     assert not list((tmp_path / "out").rglob("manifest.json"))
-    assert run(source, tmp_path / "out", *PROCESSES).returncode == 0
+    assert feedline(*words(source, tmp_path / "out", *PROCESSES)).returncode == 0
     assert digests(tmp_path / "out") == calm
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["quarantine", "report.json", "train"]
     assert not list(scratch.iterdir())
@@ -218,9 +217,11 @@ def test_a_signal_leaves_nothing_running_and_nothing_final(
     assert not list(scratch.iterdir())
 
 
-def test_without_java_it_is_chosen_and_said(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_it_is_chosen_and_said(
+    feedline: Commands, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    done = run(images, tmp_path / "out")
+    done = feedline(*words(images, tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if "processes of this machine (--engine processes)" in line]
     assert len(told) == 1
@@ -247,10 +248,10 @@ def test_java_is_asked_once(images: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
-def test_the_start_of_the_processes_is_no_part_of_the_work(images: Path, tmp_path: Path) -> None:
+def test_the_start_of_the_processes_is_no_part_of_the_work(feedline: Commands, images: Path, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     options = ("--engine", "processes", "--shards", "2", "--max-bad", "0.2", "--json", str(record))
-    done = run(images, tmp_path / "out", *options, usual=[])
+    done = feedline(*words(images, tmp_path / "out", *options, usual=[]))
     assert done.returncode == 0, done.stderr
     said = json.loads(record.read_text())
     assert said["seconds"]["start"] > 0
@@ -266,9 +267,9 @@ def test_the_start_of_the_processes_is_no_part_of_the_work(images: Path, tmp_pat
     ],
 )
 def test_what_no_engine_can_mean_is_one_line(
-    images: Path, tmp_path: Path, options: tuple[str, ...], what: str
+    feedline: Commands, images: Path, tmp_path: Path, options: tuple[str, ...], what: str
 ) -> None:
-    done = run(images, tmp_path / "out", *options)
+    done = feedline(*words(images, tmp_path / "out", *options))
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert what in done.stderr
     assert not (tmp_path / "out").exists()

@@ -19,8 +19,8 @@ from py4j.protocol import Py4JNetworkError
 
 from feedline.cli import main as feedline_main
 from feedline.preprocess import spark
-from tests.commands import all_gone
-from tests.preprocess.jobs import Started, command, run, wait_for
+from tests.commands import Commands, all_gone
+from tests.preprocess.jobs import Started, command, run, wait_for, words
 from tests.preprocess.making import digests
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -195,15 +195,17 @@ def test_a_full_temporary_folder_is_named() -> None:
 # --- before Spark starts ------------------------------------------------------------------------------
 
 
-def test_no_java_and_an_old_java_are_one_line(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_java_and_an_old_java_are_one_line(
+    feedline: Commands, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    done = run(source, tmp_path / "out", "--engine", "spark")
+    done = feedline(*words(source, tmp_path / "out", "--engine", "spark"))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "no java" in done.stderr
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
     (tmp_path / "bin" / "java").chmod(0o755)
-    done = run(source, tmp_path / "out", "--engine", "spark")
+    done = feedline(*words(source, tmp_path / "out", "--engine", "spark"))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "version 11" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -28,6 +28,7 @@ from feedline.preprocess.config import PrepareConfig, parse_output
 from feedline.preprocess.sources.reading import Where, fetch, grouped, read_all
 from feedline.preprocess.store import ObjectStore
 from feedline.preprocess.verify import verify
+from tests.commands import Commands
 from tests.preprocess.making import Here, photo, saved
 from tests.preprocess.raw import DEVKIT, TRAIN, VAL, class_tars, write_tar
 
@@ -378,14 +379,12 @@ class Elsewhere(SimpleHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("answer", ["file:///etc/passwd", "http://[", 500, 403])
-def test_a_server_that_answers_with_something_else_is_one_line(answer: str | int) -> None:
+def test_a_server_that_answers_with_something_else_is_one_line(feedline: Commands, answer: str | int) -> None:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
     server.answer = answer
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        command = [sys.executable, "-c", "from feedline.cli.main import run; run()", "verify",
-                   f"http://127.0.0.1:{server.server_address[1]}/out"]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = feedline("verify", f"http://127.0.0.1:{server.server_address[1]}/out")
     finally:
         server.shutdown()
         server.server_close()
