@@ -16,6 +16,8 @@ START = str(Path(__file__).with_name("start"))  # what tests start begins a seco
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [START, os.environ.get("PYTHONPATH")]))
 settings.register_profile("busy", deadline=None)  # a busy machine is no bug: no test asserts how long it took
 settings.load_profile("busy")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that tests start compiles all of it again
+sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background: what tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
