@@ -95,7 +95,9 @@ def test_errors_are_one_line_without_a_traceback(words: tuple[str, ...]) -> None
     assert "no/such/folder" in done.stderr
 
 
-@pytest.mark.parametrize("verb", ["inspect", "train", "tune", "index", "ladder", "compare", "gpu-check", "sweep"])
+@pytest.mark.parametrize(
+    "verb", ["inspect", "train", "tune", "index", "ladder", "compare", "gpu-check", "sweep", "plan", "report"]
+)
 def test_a_verb_that_reads_folders_says_so_of_an_address_and_keeps_its_slashes(
     feedline: Commands, verb: str, tmp_path: Path
 ) -> None:
@@ -195,14 +197,12 @@ class Finder:
                 pass
 
 sys.meta_path.insert(0, Finder())
-from feedline.cli.main import run
-run()
 """
 
 
 @pytest.mark.parametrize("line", ["train no/dataset", "sweep no --space x --study y", "prune no"])
-def test_an_interrupt_is_not_lost_in_torch_s_import(line: str) -> None:
-    done = subprocess.run([sys.executable, "-c", SWALLOWING, *line.split()], capture_output=True, text=True)
+def test_an_interrupt_is_not_lost_in_torch_s_import(feedline: Commands, line: str) -> None:
+    done = feedline(*line.split(), first=SWALLOWING)
     assert (done.returncode, done.stderr.startswith("interrupted")) == (130, True)
 
 
@@ -375,13 +375,6 @@ def test_a_plan_names_the_option_that_cannot_be(option: str, value: str) -> None
     costs = {"--gpu-rate": "5", "--load-us": "3", "--sample-kb": "3"} | {option: value}
     done = CliRunner().invoke(app, ["plan", *(word for pair in costs.items() for word in pair)])
     assert done.exit_code == 2 and option in done.output
-
-
-@pytest.mark.parametrize("verb", ["train", "tune", "compare", "plan", "index", "ladder", "report"])
-def test_an_address_is_not_taken_for_a_folder(feedline: Commands, verb: str) -> None:
-    done = feedline(verb, "http://127.0.0.1:9/data")
-    assert done.returncode == 2
-    assert "http://127.0.0.1:9/data" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_the_module_is_the_command_too() -> None:
