@@ -20,23 +20,11 @@ from feedline.profiling import launch
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.profile_run import study
 from feedline.profiling.record.journal import StudyConfig
-from feedline.profiling.record.recording import LoaderSeen, Recording, Script
+from feedline.profiling.record.recording import Recording
 from feedline.profiling.record.stages import STAGES
 from tests.profiling.recordings import made
 
 SCRIPTS = Path(__file__).with_name("scripts")
-BATCH = 8
-
-
-def toy(run: Path, *, workers: int = 1, method: str = "fork", samples: int = 96, **options: object) -> StudyConfig:
-    argv = [str(SCRIPTS / "toy.py"), str(workers), method, str(samples), str(run)]
-    return StudyConfig(argv=argv, **options)  # type: ignore[arg-type]
-
-
-def before(config: StudyConfig) -> Recording:
-    """As a verdict pass would leave it, where the test is about what follows."""
-    loader = LoaderSeen(id=0, kind="torch", phase="train", num_workers=int(config.argv[1]))
-    return Recording(script=Script(argv=list(config.argv)), loaders=[loader])
 
 
 def test_a_script_without_images_is_told_why_no_shards_are_predicted(tmp_path: Path) -> None:
@@ -271,14 +259,6 @@ def test_ranks_on_other_machines_are_refused_what_they_would_hang_in(
     config = replace(caught(tmp_path, text), steps=None)
     with pytest.raises(UsageError, match=r"1 of 2 ranks run on this machine, .* give --steps"):
         study(replace(config, **options))
-
-
-def test_stops_after_so_many_steps(tmp_path: Path) -> None:
-    done = study(toy(tmp_path / "run", workers=0, samples=4000, steps=7))
-    assert done.status == 0
-    assert done.recording.script.ended_by == "steps"
-    assert len(done.recording.steps) == 7
-    assert not (tmp_path / "run" / "model.pt").exists()
 
 
 MURDER = """

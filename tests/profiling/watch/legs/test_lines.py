@@ -50,14 +50,10 @@ train()
 """  # fmt: skip
 
 
-def test_a_named_function_is_told_as_such(work: Path) -> None:
-    found = seen(script(work, MANY), legs=(), lines=True, functions=("rarely",), steps=5)
-    assert {line.function.rpartition(".")[2] for line in found.lines} >= {"train", "rarely"}
-
-
-def test_a_name_that_nothing_has_is_told(work: Path) -> None:
+def test_a_named_function_is_told_as_such_and_a_name_that_nothing_has_too(work: Path) -> None:
     names = ("rarely", "Nobody.reads", "data:rarly")
     found = seen(script(work, MANY), legs=(), lines=True, functions=names, steps=5)
+    assert {line.function.rpartition(".")[2] for line in found.lines} >= {"train", "rarely"}
     missing = [note for note in found.notes if note.startswith("no lines of")]
     assert len(missing) == 1 and "of Nobody.reads or data:rarly:" in missing[0], found.notes
 
