@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 START = str(Path(__file__).with_name("start"))  # what tests start begins a second sooner
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [START, os.environ.get("PYTHONPATH")]))
-settings.register_profile("busy", deadline=None)  # a busy machine is no bug: no test asserts how long it took
+settings.register_profile(  # a busy machine is no bug: no test asserts how long it took; and a shared folder is none
+    "busy", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 settings.load_profile("busy")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that tests start compiles all of it again
 sys.dont_write_bytecode = False

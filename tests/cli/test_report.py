@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -210,7 +210,7 @@ NONSENSE: list[Any] = [
 
 
 @pytest.mark.slow
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.sampled_from(list(places(RICH))), st.sampled_from(NONSENSE))
 def test_a_hand_edited_recording_is_a_report_or_one_line(
     tmp_path: Path, place: tuple[str | int, ...], value: Any

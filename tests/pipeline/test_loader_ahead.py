@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.errors import WorkerError
@@ -127,7 +127,7 @@ STEPS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12)
 @given(st.lists(STEPS, min_size=2, max_size=6), st.sampled_from(["drop", "pad", "wrap"]), st.integers(0, 3))
 def test_whatever_is_announced_batches_and_state_are_the_same(
     split: Path, steps: list[dict[str, Any]], policy: str, workers: int

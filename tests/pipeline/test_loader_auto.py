@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.errors import UsageError, WorkerError
@@ -56,7 +56,7 @@ def settle(loader: Loader, count: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8)
 @given(
     st.lists(st.integers(1, 4), min_size=2, max_size=20),
     st.lists(st.sampled_from([2, 99, 99]), min_size=2, max_size=4),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.errors import DatasetError, UsageError, WorkerError
@@ -117,7 +117,7 @@ STEPS = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(st.lists(STEPS, min_size=3, max_size=8), st.sampled_from(["drop", "pad", "wrap"]), st.integers(1, 3))
 def test_whatever_is_guessed_the_batches_are_those_of_a_loader_that_makes_none_ahead(
     split: Path, steps: list[dict[str, Any]], policy: str, workers: int

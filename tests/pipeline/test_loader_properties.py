@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedline.pipeline.loader import Loader
@@ -16,7 +16,7 @@ from tests.pipeline.conftest import MakeSplit
 pytestmark = pytest.mark.filterwarnings("ignore:no batch of")  # some draws have fewer samples than a batch
 SAMPLES = 60
 IN_THE_TRAINER: dict[str, Any] = {"image_size": 8, "num_workers": 0, "checksums": False}
-few = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=100)
 
 
 def epoch(split: Path, state: dict[str, Any] | None = None, **options: Any) -> list[list[int]]:

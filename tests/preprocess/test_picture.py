@@ -242,7 +242,7 @@ def test_a_strip_is_not_enlarged_beyond_all_bounds() -> None:
         Preparer(enlarged, max_pixels=1 << 20)(saved(picture(1, 20)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     width=st.integers(1, 5000),
     height=st.integers(1, 5000),

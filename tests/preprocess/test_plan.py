@@ -48,7 +48,7 @@ def planned(columns: Columns, **said: Any) -> Plan:
     return make_plan(columns, config(**said), [{"name": "c"}], "print")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(samples=st.integers(1, 700), shards=st.integers(1, 50), seed=st.integers(0, 99))
 def test_every_sample_is_in_exactly_one_place_and_shards_are_balanced(samples: int, shards: int, seed: int) -> None:
     columns = table(samples, splits=("train", "val"))
@@ -153,7 +153,7 @@ def test_labels_follow_the_users_order() -> None:
             in_class_order(columns, classes, order)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(fraction=st.floats(0.05, 0.95), seed=st.integers(0, 50))
 def test_val_is_taken_class_by_class(fraction: float, seed: int) -> None:
     columns = table(200, 4)

@@ -299,7 +299,7 @@ def test_mended_files_are_read_from_the_store(s3: dict[str, Any], images: Path) 
 # --- ranges -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     wanted=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 300_000), st.integers(0, 5_000)), min_size=1),
 )

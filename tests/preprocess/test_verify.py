@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -93,7 +93,7 @@ def test_what_was_prepared_is_fine(prepared: Path) -> None:
     assert verify(str(prepared / "64-jpeg" / "train"), full=True)["ok"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_changed_byte_names_shard_and_sample(prepared: Path, data: Any) -> None:
     form = data.draw(st.sampled_from(["64-jpeg", "32-raw", "48-planes", "keep"]))
@@ -349,7 +349,7 @@ def test_a_jpeg_that_is_not_crop_addressable_breaks_a_promise(prepared: Path) ->
     assert any("crop-addressable" in problem["what"] for problem in said["problems"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(width=st.integers(16, 400), height=st.integers(16, 300), subsampling=st.sampled_from(["420", "444"]))
 def test_a_right_cut_has_the_very_pixels_of_the_whole(width: int, height: int, subsampling: Any) -> None:
     data = jpeg.encode(photo(width * height, width, height), 90, subsampling)

@@ -113,7 +113,7 @@ def test_evaluation_at_full_size_is_a_full_decodes_centre() -> None:
 
 
 @given(st.integers(0, 2**31), st.integers(0, 1000), st.sampled_from([48, 112, 224]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_cut_gives_exactly_what_decoding_everything_gives(sample: int, epoch: int, px: int) -> None:
     config = Augment()
     with_tiles = tiled_jpeg(PHOTO, 90)
@@ -205,7 +205,7 @@ def test_damage_inside_the_picture_is_seen() -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 @given(data=st.binary(max_size=200))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_arbitrary_bytes_are_refused_in_one_way(codec: str, data: bytes) -> None:
     for start in (b"", b"\xff\xd8\xff", b"\x93NUMPY\x01\x00v\x00"):
         with pytest.raises(DatasetError):

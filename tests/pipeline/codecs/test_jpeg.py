@@ -42,7 +42,7 @@ def regions(draw: st.DrawFn) -> tuple[int, int, int, int, int, int]:
 
 
 @given(regions(), st.sampled_from(["420", "444"]), st.integers(5, 100))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_cut_with_a_border_shows_exactly_the_pixels_of_a_full_decode(
     region: tuple[int, int, int, int, int, int], subsampling: Subsampling, quality: int
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_cut_with_a_border_shows_exactly_the_pixels_of_a_full_decode(
 
 
 @given(regions())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_close_cut_differs_only_at_its_border(region: tuple[int, int, int, int, int, int]) -> None:
     width, height, left, top, across, down = region
     data = encoded(photo(width, height), 90)
@@ -130,7 +130,7 @@ def test_grey_and_cmyk_are_decoded_to_rgb() -> None:
 
 
 @given(st.binary(max_size=300) | st.binary(max_size=200).map(lambda tail: b"\xff\xd8\xff" + tail))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_arbitrary_bytes_are_refused_in_one_way(data: bytes) -> None:
     for reader in (crop_jpeg.parse, crop_jpeg.is_crop_addressable, lambda d: crop_jpeg.cut(d, 0, 0, 1, 1)):
         try:
@@ -143,7 +143,7 @@ SMALL = encoded(photo(96, 80), 90)
 
 
 @given(st.integers(0, len(SMALL) - 1), st.integers(0, 255), st.integers(0, len(SMALL)))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_damaged_file_is_refused_or_still_a_jpeg(at: int, value: int, length: int) -> None:
     damaged = (SMALL[:at] + bytes([value]) + SMALL[at + 1 :])[:length]
     try:
@@ -167,7 +167,7 @@ def plain(image: np.ndarray, **options: object) -> bytes:
 
 
 @given(st.integers(17, 300), st.integers(17, 300), st.sampled_from([0, 1, 2]), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_file_without_tiles_is_decoded_down_to_a_row(
     width: int, height: int, subsampling: int, drawn: st.DataObject
 ) -> None:

@@ -41,7 +41,7 @@ def delivered(plan: EpochPlan, batches: int | None = None) -> list[int]:
 
 
 @given(plans)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_sample_exactly_once_or_exactly_the_stated_rest(plan: EpochPlan) -> None:
     got = delivered(plan)
     real = [sample for sample in got if sample != PADDING]
@@ -58,7 +58,7 @@ def test_every_sample_exactly_once_or_exactly_the_stated_rest(plan: EpochPlan) -
 
 
 @given(plans, st.integers(1, 8), st.integers(1, 40), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_resume_with_other_ranks_and_batch_size_gives_exactly_the_rest(
     plan: EpochPlan, world_size: int, batch_size: int, data: st.DataObject
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_resume_with_other_ranks_and_batch_size_gives_exactly_the_rest(
 
 
 @given(plans, st.integers(1, 8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_global_batch_does_not_depend_on_the_ranks_that_share_it(plan: EpochPlan, ranks: int) -> None:
     one = replace(plan, world_size=1, batch_size=plan.batch_size * ranks)
     many = replace(plan, world_size=ranks)
@@ -79,7 +79,6 @@ def test_the_global_batch_does_not_depend_on_the_ranks_that_share_it(plan: Epoch
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.integers(1, 12))
-@settings(deadline=None)
 def test_a_shard_window_keeps_few_shards_open_and_loses_nothing(shards: list[int], window: int) -> None:
     shards_N = np.array(sorted(shards), np.int32)
     plan = EpochPlan(samples=len(shards), batch_size=1, shards_N=shards_N, window_shards=window)
@@ -124,7 +123,6 @@ def test_a_subset_is_the_same_in_every_epoch() -> None:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=200), st.integers(1, 10), st.integers(0, 50))
-@settings(deadline=None)
 def test_a_part_has_classes_numbered_anew_and_so_many_of_their_samples(
     labels: list[int], count: int, few: int
 ) -> None:
@@ -157,7 +155,6 @@ def test_class_balanced_leaves_out_what_a_part_leaves_out() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=200))
-@settings(deadline=None)
 def test_class_balanced_shows_each_class_equally_and_repeats_evenly(labels: list[int]) -> None:
     labels_N = np.array(labels, np.int32)
     chosen = class_balanced(labels_N, seed=1, epoch=0)
@@ -172,7 +169,6 @@ def test_class_balanced_shows_each_class_equally_and_repeats_evenly(labels: list
 
 
 @given(st.lists(st.integers(PADDING, 5), max_size=200))
-@settings(deadline=None)
 def test_the_length_of_a_class_balanced_epoch_needs_no_order(labels: list[int]) -> None:
     labels_N = np.array(labels, np.int32)
     plan = EpochPlan(samples=len(labels), balanced_N=labels_N, seed=1, epoch=2, batch_size=1, shuffle=False)

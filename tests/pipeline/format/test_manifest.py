@@ -38,7 +38,7 @@ def written(samples: list[tuple[str, bytes]], **metadata: Any) -> tuple[bytes, s
 
 
 @given(st.lists(st.tuples(names, st.binary(max_size=1500)), max_size=8, unique_by=lambda sample: sample[0]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tarfile_reads_what_was_written_and_offsets_point_at_it(samples: list[tuple[str, bytes]]) -> None:
     data, writer = written(samples)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -56,7 +56,7 @@ def test_tarfile_reads_what_was_written_and_offsets_point_at_it(samples: list[tu
 
 
 @given(names, st.integers(0, (8 << 30) + 5))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_header_is_what_tarfile_would_write(name: str, size_bytes: int) -> None:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size_bytes, 0o644

@@ -77,7 +77,7 @@ def regions(draw: st.DrawFn) -> tuple[int, int, int, int, int, int]:
     optimize=st.booleans(),
     smooth=st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_every_level_gives_libjpegs_pixels(
     region: tuple[int, int, int, int, int, int], texture: str, seed: int, quality: int, subsampling: int,
     interval: int, optimize: bool, smooth: bool
@@ -206,7 +206,7 @@ def assert_refused_or_right(data: bytes, region: tuple[int, int, int, int] | Non
 
 
 @given(data=st.data(), interval=st.integers(0, 5), subsampling=st.sampled_from([0, 2]), seed=st.integers(0, 100))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_mutated_file_gives_libjpegs_pixels_or_none(
     data: st.DataObject, interval: int, subsampling: int, seed: int
 ) -> None:
@@ -218,7 +218,7 @@ def test_a_mutated_file_gives_libjpegs_pixels_or_none(
 
 
 @given(st.binary(max_size=2000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_in_place_of_a_scan(scan: bytes) -> None:
     data = encode(picture(48, 40, 8, "hills"))
     start = data.index(SOS) + 14

@@ -77,7 +77,7 @@ def test_the_bound_holds_what_is_under_way_anyhow() -> None:
     assert ahead.most_bytes == (4 + 2) * 1000 * 100_000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     samples=st.integers(1, 300), batch_size=st.integers(1, 20), world_size=st.integers(1, 3),
     reach=st.integers(0, 40), start=st.integers(0, 200), policy=st.sampled_from(["drop", "pad", "wrap"]),

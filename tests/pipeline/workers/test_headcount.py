@@ -43,7 +43,7 @@ def numbers(machine: Machine, count: Headcount, windows: int, noise: float = 0.0
     return seen
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.floats(50, 5000), st.floats(50, 2000), st.integers(1, 16), st.integers(0, 9))
 def test_it_settles_at_the_best_number_and_never_exceeds_the_cores(
     trainer: float, worker: float, most: int, seed: int

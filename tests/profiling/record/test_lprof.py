@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedline.pipeline.base.errors import RecordingError
@@ -186,7 +186,6 @@ def test_a_profile_cannot_make_us_show_other_files(tmp_path: Path) -> None:
     assert "the secret" not in text(lprof_report("a.lprof", read_profile(path)))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_end_as_one_line(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz.lprof"
