@@ -72,7 +72,18 @@ def test_the_same_configuration_gives_the_same_numbers(configure: Configure, tmp
 
 
 @pytest.mark.parametrize(
-    "extra", [{}, {"model": "mobilenet_v2", "image_size": 32, "batch_size": 32, "ema_decay": 0.99, "clip_norm": 2.0}]
+    "extra",
+    [
+        {},
+        {
+            "model": "mobilenet_v2",
+            "image_size": 32,
+            "batch_size": 32,
+            "epochs": 1,
+            "ema_decay": 0.99,
+            "clip_norm": 2.0,
+        },
+    ],
 )
 def test_resuming_inside_an_epoch_gives_the_same_rest(
     configure: Configure, tmp_path: Path, extra: dict[str, Any]
