@@ -249,12 +249,9 @@ def test_wrong_numbers() -> None:
 @pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_an_end_in_the_middle_leaves_no_process_and_no_dataset(tmp_path: Path, end: int, status: int) -> None:
     seed = 10**9 + os.getpid() * 100 + end
-    command = [sys.executable, "-m", "feedline.cli.main", "synth", str(tmp_path / "x"), "--images", "100000"]
-    code = "from feedline.cli.main import run; run()"
+    words = f"synth {tmp_path / 'x'} --images 100000 --seed {seed} --num-workers 2"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *command[3:], "--seed", str(seed), "--num-workers", "2"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        [sys.executable, "-m", "feedline.cli.main", *words.split()], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     tar = tmp_path / ".x.synth" / TRAIN
     while not (tar.exists() and tar.stat().st_size > 1 << 20):
