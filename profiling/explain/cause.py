@@ -86,7 +86,8 @@ def _own_part(measured: Measured) -> Cause | None:
     where, time = busiest(all_ranks(measured.recording).functions, part), f"{units.percent(share)} of its time"
     words = f"the training thread changes batches that are ready {time}"
     if part == "draw":
-        words = f"the training thread draws samples {time}, and the workers wait for them"
+        waiting = ", and the workers wait for them" if measured.workers.count else ""
+        words = f"the training thread draws samples {time}{waiting}"
     words += f" ({where})" if where else ""
     return Cause(kind="draw" if part == "draw" else "main", where=where, share=share, error=error, words=words)
 

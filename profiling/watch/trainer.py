@@ -139,9 +139,10 @@ class TrainerWatch:
         spent = self._evidence.spent()
         blocked = functools.partial(self._evidence.mostly_blocked_in, spent, seconds)
         if asking is not None and asking.in_trainer:
-            if asking.loader not in self._stats:
+            drawn = drawing(frame)
+            if drawn is None and asking.loader not in self._stats:
                 self._loading.setdefault(asking.loader, TimeSums()).add(classify(frame, blocked), seconds, spent)
-            self._main.add(Place("load", "loader"), seconds, spent)
+            self._main.add(drawn or Place("load", "loader"), seconds, spent)
         else:
             hands_itself = self._watched.hands_itself
             loop = self._loop if hands_itself or asking is None else None

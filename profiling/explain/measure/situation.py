@@ -115,10 +115,10 @@ class Measured:
 
     @property
     def own_part(self) -> tuple[str, float, float]:
-        """What the training thread does of its batches that workers make: draw the samples, or change what they have
-        made, in the loader (`change`) or between that and the loop (`prepare`). The largest, its share of the time
-        and the error of that."""
-        parts = ("draw", "change") if self.workers.count else ()
+        """What the training thread does of its batches beside making them: draw the samples, or change what workers
+        have made, in the loader (`change`) or between that and the loop (`prepare`). The largest, its share of the
+        time and the error of that."""
+        parts = ("draw", "change") if self.workers.count else ("draw",)
         seen = [(part, *looked(self.recording, (part,))) for part in parts]
         prepares = ("prepare", self.trainer.prepare_share, self.trainer.prepare_error)
         return max([*seen, prepares], key=lambda one: one[1])
@@ -139,13 +139,24 @@ class Measured:
     @property
     def drawn_at_start(self) -> bool:
         """By a sampler that draws a whole epoch as that begins."""
-        return self.starts_slowly and self.own_part_limits and self.own_part[0] == "draw"
+        part, share, _ = self.own_part
+        slow = self.starts_slowly or (self.draws_too and self.rates.start_share > 0.5 * share)
+        return slow and (self.own_part_limits or self.draws_too) and part == "draw"
+
+    @property
+    def draws_too(self) -> bool:
+        """The training thread draws samples and makes batches of them, in turn."""
+        part, share, error = self.own_part
+        begins = self.rates.start_share > HARDLY  # of which the measured steps show little
+        return part == "draw" and not self.workers.count and share - ERRORS_90 * error > HARDLY * (not begins)
 
     @property
     def own_part_share(self) -> float:
         """Of the time in which the thread waits for its loader, that it cannot compute meanwhile: all of it where
         workers wait for the thread, too."""
         part, share, error = self.own_part
+        if self.draws_too:
+            return 0.0 if self.drawn_at_start else min(share, self.waits)
         if part == "draw":
             return self.waits if self.own_part_limits and not self.starts_slowly else 0.0
         return min(share, self.waits) if part == "change" and share - ERRORS_90 * error > HARDLY else 0.0

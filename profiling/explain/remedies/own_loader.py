@@ -232,7 +232,8 @@ def prefetch(at: Situation) -> Iterable[Change]:
 
 def cheaper_own_part(at: Situation) -> Iterable[Change]:
     """A sampler, or what is done to batches that workers have made."""
-    if not at.measured.own_part_limits:
+    limits = at.measured.own_part_limits
+    if not limits and not at.measured.draws_too:
         return
     part, share, error = at.measured.own_part
     place = busiest(all_ranks(at.recording).functions, part)
@@ -245,7 +246,9 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
     then, command = replace(now, own_part_s=left_s, trainer_cpu_s=left_cpu_s), lines_of(at.recording, function)
     if at.measured.drawn_at_start:
         does = "draws samples as epochs begin,"
-        drawn = min(1.0, share / at.measured.rates.start_share)
+        start_share = at.measured.rates.start_share
+        share = share if now.workers else max(share, start_share)  # nothing else begins there
+        drawn = min(1.0, share / start_share)
         then = replace(now, epoch_start_s=(1.0 - drawn) * now.epoch_start_s)
         loader = at.measured.loader
         ended = any(loader and one.loader == loader.id and one.end_s is not None for one in at.recording.passes)
@@ -253,7 +256,8 @@ def cheaper_own_part(at: Situation) -> Iterable[Change]:
             command = "sampler = …Sampler(…, num_samples=…)  # no more than an epoch takes: it draws them all at once"
     yield Change(
         family="stage", remedy="a cheaper sampler" if part == "draw" else "cheaper work on whole batches",
-        target=place, effort=Effort.CODE, cause=part != "prepare" or not at.measured.machine.on_cpu, at_most=True,
+        target=place, effort=Effort.CODE, at_most=True,
+        cause=limits and (part != "prepare" or not at.measured.machine.on_cpu),
         then=then, ceiling_times=math.inf, command=command, extra_error=error / (1 - min(share, 0.9)),
         why=f"the training thread {does} {units.percent(share)} of its time ({place}): {AT_MOST}",
     )  # fmt: skip

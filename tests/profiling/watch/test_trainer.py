@@ -116,13 +116,14 @@ class Drawing(Sampler[int]):
             yield number
 
 
-def test_a_slow_sampler_is_told_from_waiting() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_sampler_is_told_from_waiting_and_from_preparing(workers: int) -> None:
     training = Training()
     with Profile(resources=False) as seen:
-        for batch in DataLoader(data(256), batch_size=8, num_workers=1, sampler=Drawing()):
+        for batch in DataLoader(data(256), batch_size=8, num_workers=workers, sampler=Drawing()):
             training.step(batch)
     (trainer,) = seen.recording.trainers
-    assert trainer.stages["draw"] > trainer.stages.get("wait", 0.0)
+    assert trainer.stages["draw"] > trainer.stages.get("wait", 0.0) + trainer.stages.get("load", 0.0)
     assert "draw test_trainer.py:Drawing.__iter__" in {name.rpartition(":")[0] for name in trainer.functions}
 
 

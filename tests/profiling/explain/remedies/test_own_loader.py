@@ -6,7 +6,7 @@ import pytest
 
 from feedline.profiling.explain.predict import Prediction
 from feedline.profiling.explain.verdict import diagnose
-from feedline.profiling.record.recording import Compute, Costs, Recording, Series
+from feedline.profiling.record.recording import Compute, Costs, LoaderPass, Recording, Series
 from tests.profiling.recordings import made
 from tests.profiling.remedy_runs import begun_anew, first, with_loader, with_trainer, without_loader
 
@@ -43,6 +43,23 @@ def test_ultralytics_takes_no_workers_on_a_cpu() -> None:
         seen = made(wait_s=0.2, compute_s=0.01, workers=workers, cores=4, stages={"decode": 0.004}, device=device)
         (more, *_) = of_family(with_loader(seen, made_by="ultralytics"), "workers")
         assert ("no workers where it trains on a CPU" in more.why) is none
+
+
+def test_a_sampler_beside_a_thread_that_prepares_too_is_told_of() -> None:
+    """With no workers 0.2 of the time; or as an epoch begins, where it is the whole start, of 0.4 s behind 3.2 of
+    steps, and the measured steps saw little of it."""
+    place = "torch.utils.data.sampler:WeightedRandomSampler.__iter__"
+    seen = made(wait_s=0.05, compute_s=0.05, workers=0, stages={"decode": 0.001})
+    whole_s = seen.trainers[0].seconds
+    for share, start_s, gain in ((0.2, 0.0, 1 / (1 - 0.2)), (0.02, 0.4, 1 + 0.4 / 3.2)):
+        stages = {"draw": share * whole_s, "load": (0.5 - share) * whole_s, "forward": 0.5 * whole_s}
+        passes = [LoaderPass(epoch=epoch, samples=32 * 32, start_s=start_s, end_s=None) for epoch in range(4)]
+        drawn = with_trainer(seen, stages=stages, functions={f"draw {place}:277": stages["draw"]}, ticks=2000)
+        found = diagnose(replace(drawn, passes=passes if start_s else []))
+        (sampler,) = [one for one in found.predictions if one.remedy == "a cheaper sampler"]
+        assert sampler.at_most and sampler.gain == pytest.approx(gain, rel=0.05)
+        assert found.cause.kind == "main"
+        assert ("num_samples=" in (sampler.command or "")) is bool(start_s)
 
 
 def test_threads_that_take_the_model_s_cores_are_told_and_bound_what_they_cost() -> None:
