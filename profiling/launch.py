@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from feedline.pipeline.base.errors import UsageError
+from feedline.pipeline.base.process import wait_or_kill
 from feedline.pipeline.base.scratch import scratch_folder
 from feedline.profiling.interrupts import PASSED_ON, hearing
 from feedline.profiling.machine.resources import ResourceSampler
@@ -170,7 +171,8 @@ def _wait(
             if why := _why_to_end(journal, time.monotonic() - leaving_s, idle.seconds()):
                 report(f"{why}: it is terminated")
                 journal.complain(f"{why}: it was terminated")
-                _terminate(child)
+                child.terminate()
+                wait_or_kill(child, patience_s=5.0)
                 return 0, True
             if not said:
                 report("the script is still ending; Ctrl-C ends it at once")
@@ -208,14 +210,6 @@ def _why_to_end(journal: Journal, seconds: float, idle_s: float) -> str:
         return "the script was told to stop and trains on"
     over = seconds > ENDING_MOST_S or idle_s > IDLE_MOST_S
     return "the script was told to stop and has not ended" if over else ""
-
-
-def _terminate(child: "subprocess.Popen[bytes]") -> None:
-    child.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=5)
-    child.kill()
-    child.wait()
 
 
 def _end_processes(journal: Journal, child: "subprocess.Popen[bytes]") -> None:
