@@ -24,9 +24,10 @@ def faster_starts(at: Situation) -> Iterable[Change]:
     whole_s = now.epoch_samples / at.rate.value + now.epoch_start_s
     why = f"starting an epoch takes {units.seconds(now.epoch_start_s)} of its {units.seconds(whole_s)}"
     drawn = at.measured.own_part[1] / at.measured.rates.start_share if at.measured.drawn_at_start else 0.0
+    kept_line = loader_line(at, "persistent_workers=True")
     cause = at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data and not drawn
     if now.epoch_start_s >= HARDLY * whole_s and iterates(at):
-        spares = "" if loader.persistent_workers else f"{_kept_line(at)}  # spares the processes\n"
+        spares = "" if loader.persistent_workers else f"{kept_line}  # spares the processes\n"
         yield Change(
             family="stage", remedy="epochs that begin faster", target="start", effort=Effort.CODE, at_most=True,
             then=replace(now, epoch_start_s=0.0), cause=cause,
@@ -51,14 +52,10 @@ def faster_starts(at: Situation) -> Iterable[Change]:
             effort=Effort.CODE if anew else Effort.SETTING, extra_error=0.02,
             then=then, cause=cause or bool(places), at_most=bool(places), why=Vain(why) if vain else why,
             needs="memory for what is kept, once for each worker" if places else "",
-            command=_kept_line(at) + "  # once, before the first epoch" * anew,
+            command=kept_line + "  # once, before the first epoch" * anew,
             settings={} if anew else {"persistent_workers": True},
             changes=SET_BETWEEN if loader.kind != "feedline" else "",
         )  # fmt: skip
-
-
-def _kept_line(at: Situation) -> str:
-    return loader_line(at, "persistent_workers=True")
 
 
 def kept_iterator(at: Situation) -> Iterable[Change]:
