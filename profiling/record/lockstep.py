@@ -61,20 +61,18 @@ def _beside(mine: Sequence[StepRow], trained: Sequence[StepRow]) -> bool:
     trained on too and, each until the next, contain the other's. Not one that is begun for each, nor one of which a
     batch is evaluated in each."""
     starts = [row.start_s for row in mine]
-    at = [bisect_right(starts, row.start_s) - 1 for row in trained]
+    placed = [(bisect_right(starts, row.start_s) - 1, row) for row in trained]
     if 2 * len({row.epoch for row in mine}) > len(mine):
         return False
     if sum(row.trained for row in mine) >= ONE_EACH * len(mine):
         ends = [row.start_s + row.duration_s for row in mine]
-        within = sum(number >= 0 and row.start_s < ends[number] for number, row in zip(at, trained, strict=True))
+        within = sum(number >= 0 and row.start_s < ends[number] for number, row in placed)
         return within >= ONE_EACH * len(trained) and len(mine) >= SELDOM * len(trained)
-    if len(set(at) - {-1}) < ONE_EACH * max(len(trained), len(mine)):
+    if len({number for number, _ in placed} - {-1}) < ONE_EACH * max(len(trained), len(mine)):
         return False
-    pairs = [(mine[number], row) for number, row in zip(at, trained, strict=True) if number >= 0]
+    pairs = [(mine[number], row) for number, row in placed if number >= 0]
     before = median(row.start_s - one.start_s - one.own_wait_s for one, row in pairs)
     behind = [
-        mine[number + 1].start_s - row.start_s - row.own_wait_s
-        for number, row in zip(at, trained, strict=True)
-        if number + 1 < len(mine)
+        mine[number + 1].start_s - row.start_s - row.own_wait_s for number, row in placed if number + 1 < len(mine)
     ]
     return min(before, median(behind or [before])) < AT_ONCE * median(row.duration_s for row in trained)
