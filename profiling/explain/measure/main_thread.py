@@ -171,9 +171,8 @@ def busiest_places(recording: Recording) -> list[str]:
             function = function_of(place)
             for places, key in ((lines, place), (functions, function), (classes, class_of(function))):
                 places[key] = places.get(key, 0.0) + seconds
-    return next((found for places in (lines, functions, classes) if (found := _leaders(places, 1, whole))), None) or (
-        _leaders(functions, 2, whole)
-    )
+    tried = ((lines, 1), (functions, 1), (classes, 1), (functions, 2))
+    return next((found for places, count in tried if (found := _leaders(places, count, whole))), [])
 
 
 def class_of(function: str) -> str:
