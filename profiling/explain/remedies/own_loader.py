@@ -308,8 +308,8 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
     if not unwatched(at):
         return
     cores = at.measured.machine.cores / at.now.ranks
-    (load, load_error), (wait, wait_error) = (looked(at.recording, (part,)) for part in ("load", "wait"))
-    part, share, error = max(("load", load, load_error), ("wait", wait, wait_error), key=lambda one: one[1])
+    seen = [(part, *looked(at.recording, (part,))) for part in ("load", "wait")]
+    part, share, error = max(seen, key=lambda one: one[1])
     if share - ERRORS_90 * error < HARDLY:
         yield from _cheaper_threads(at)
         return
