@@ -7,7 +7,8 @@ many batches as could be queued left out.
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, repeat
@@ -225,50 +226,37 @@ class LoaderOnly(Way):
         self.count = count
 
     def measure(self, batches: Batches, window_s: float, neighbours: Neighbours) -> LegRow | None:
-        """None where the loader cannot be had with so many workers."""
+        """None where the loader cannot be had with so many workers. The first batch of a pass is left out, as in the
+        verdict: what passes begin with is added by itself. Ends behind whole turns, as `Tally` does."""
+        skip, turn = batches.queued(self.count) + (self.count or 1), self.count or batches.turn
         if self.count is None:
             drawn = ((batches.draw(), batches.restarted) for _ in repeat(None))
-            return self._drain(batches, drawn, batches.queued() + 1, batches.turn, window_s, neighbours)
-        loader = batches.feed.adapter.again(batches.feed.loader, self.count)
-        if loader is None:
+        elif (loader := batches.feed.adapter.again(batches.feed.loader, self.count)) is not None:
+            drawn = endlessly(loader)
+        else:
             return None
-        endless = endlessly(loader)
-        try:
-            skip = batches.queued(self.count) + self.count
-            return self._drain(batches, endless, skip, self.count, window_s, neighbours)
-        finally:
-            endless.close()
-
-    def _drain(
-        self,
-        batches: Batches,
-        drawn: Iterator[tuple[Any, bool]],
-        skip: int,
-        turn: int,
-        window_s: float,
-        neighbours: Neighbours,
-    ) -> LegRow | None:
-        """The first batch of a pass is left out, as in the verdict: what passes begin with is added by itself. Ends
-        behind whole turns, as `Tally` does."""
-        for _ in islice(drawn, skip):
-            pass
-        neighbours.begin()
-        cpu_s, asked = children_cpu_seconds(), time.perf_counter()
-        until = asked + MOST_WINDOWS * window_s
-        samples = left_out = steps = 0
-        seconds = 0.0
-        for batch, first in drawn:
-            came, count = time.perf_counter(), batches.samples(batch)
-            if first:
-                left_out += count
-            else:
-                samples, seconds, steps = samples + count, seconds + came - asked, steps + 1
-            whole = seconds >= window_s and steps % turn == 0
-            if steps >= LEAST_STEPS and (whole or came > until):
-                used_s = (children_cpu_seconds() - cpu_s) * samples / max(1, samples + left_out)
-                neighbours.end()
-                return LegRow(self.leg, self.count, samples, seconds, used_s if used_s > 0 else None, 0.0, "", None)
-            asked = time.perf_counter()
+        with closing(drawn):
+            for _ in islice(drawn, skip):
+                pass
+            neighbours.begin()
+            cpu_s, asked = children_cpu_seconds(), time.perf_counter()
+            until = asked + MOST_WINDOWS * window_s
+            samples = left_out = steps = 0
+            seconds = 0.0
+            for batch, first in drawn:
+                came, count = time.perf_counter(), batches.samples(batch)
+                if first:
+                    left_out += count
+                else:
+                    samples, seconds, steps = samples + count, seconds + came - asked, steps + 1
+                whole = seconds >= window_s and steps % turn == 0
+                if steps >= LEAST_STEPS and (whole or came > until):
+                    used_s = (children_cpu_seconds() - cpu_s) * samples / max(1, samples + left_out)
+                    neighbours.end()
+                    return LegRow(
+                        self.leg, self.count, samples, seconds, used_s if used_s > 0 else None, 0.0, "", None
+                    )
+                asked = time.perf_counter()
         return None
 
 
