@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from feedline.profiling.watch.capture import Capture
@@ -66,7 +65,7 @@ class Hooks:
     def _torch(self, torch: Any) -> None:
         capture, replace = self.capture, self.patches.replace
         replace(torch.autograd, "backward", self._backward)
-        save = self._timing(torch.save, capture.pause)
+        save = self._saving(torch.save)
         replace(torch, "save", lambda _: save)
         replace(torch.serialization, "save", lambda _: save)
         optimizers = sys.modules.get("torch.optim.optimizer")
@@ -78,20 +77,20 @@ class Hooks:
             capture.device = Device(torch, capture)
             capture.device.install(self.patches)
 
-    def _timing(self, original: Any, tell: Callable[[float], None]) -> Any:
+    def _saving(self, original: Any) -> Any:
         capture, clock = self.capture, time.perf_counter
 
         @functools.wraps(original)
-        def timed(*args: Any, **kwargs: Any) -> Any:
+        def save(*args: Any, **kwargs: Any) -> Any:
             if not capture.active:
                 return original(*args, **kwargs)
             started = clock()
             try:
                 return original(*args, **kwargs)
             finally:
-                capture.costing(tell, clock() - started)
+                capture.costing(capture.pause, clock() - started)
 
-        return timed
+        return save
 
     def _backward(self, original: Any) -> Any:
         """The outermost: what runs within (a checkpoint's own backward) may be called by autograd's thread."""
