@@ -104,9 +104,9 @@ class Director:
                     self._leave("interrupted by a signal", ended_by="signal")
                 return next(self._handed_out)
         except NoMore:
-            self._end("its loader had no more batches", self._ended_by)
+            self._end("its loader had no more batches")
         except StopIteration:  # the loader has failed, and the script has caught that
-            self._end("its loader has failed", self._ended_by)
+            self._end("its loader has failed")
         except Finished:
             pass
         self._capture.finish()
@@ -209,18 +209,18 @@ class Director:
     def _refused(self, why: str) -> None:
         """A save of the script's own; nothing is lost by that after the last window."""
         if self._capture.ended_by is None:
-            self._end(why, self._ended_by)
+            self._end(why)
 
     def _leave(self, why: str = "", ended_by: str = "") -> NoReturn:
-        self._end(why, ended_by or self._ended_by)
+        self._end(why, ended_by)
         raise Finished
 
-    def _end(self, why: str, ended_by: str) -> None:
+    def _end(self, why: str, ended_by: str = "") -> None:
         if self._way is not None:
             self._way.end()
         self._why = why
         self._write()
-        self._capture.leave(ended_by)
+        self._capture.leave(ended_by or self._ended_by)
         if self._batches is not None:
             self._batches.feed.release()
 
