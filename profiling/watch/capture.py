@@ -176,7 +176,7 @@ class Capture:
             self.device.step_begins(waited)
         self._stepped = self.optimizer_steps
         if not self.loop.rows % COUNTED or self.loop.rows < WARM_STEPS + COUNTED_FIRST:
-            self._counted = waited[0], facts.usage()
+            self._counted = waited[0], resource.getrusage(resource.RUSAGE_SELF)
 
     def end_pass(self, ending: Pass, *, exhausted: bool = False) -> None:
         """The iterator is exhausted, or has failed."""

@@ -309,8 +309,8 @@ class Facts(Compute):
     """What is seen of the model and its steps, as it is seen."""
 
     def see_usage(self, before: resource.struct_rusage) -> None:
-        """A training step has ended; `before` is what `usage` said as it began."""
-        after = usage()
+        """A training step has ended; `before` is what the kernel said as it began."""
+        after = resource.getrusage(resource.RUSAGE_SELF)
         self.user_cpu_s += after.ru_utime - before.ru_utime
         self.kernel_cpu_s += after.ru_stime - before.ru_stime
         self.page_faults += after.ru_minflt - before.ru_minflt
@@ -364,8 +364,3 @@ def _distributed() -> Any:
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable)
     return int(text) if text and text.isdigit() else None
-
-
-def usage() -> resource.struct_rusage:
-    """CPU time and page faults of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF)
