@@ -40,7 +40,7 @@ from feedline.benchmarks.peers.loading import Row, make_inputs, prepared, table_
 from feedline.pipeline.base.errors import FeedlineError, UsageError
 from feedline.pipeline.base.files import write_atomically
 from feedline.pipeline.format.manifest import read_index, read_manifest
-from feedline.profiling.machine.resources import BLOCK, whole_disks
+from feedline.profiling.machine.resources import whole_disks
 from feedline.profiling.record import units
 from feedline.profiling.render.html import document
 from feedline.profiling.render.sections import Curve, Curves, Page, Table, Verdict, section
@@ -144,7 +144,7 @@ def storage_at(
         return
     if storage == DISK:
         make_cold(data, files)
-    disks = whole_disks(BLOCK)
+    disks = whole_disks()
 
     def read_bytes() -> int:
         counters = psutil.disk_io_counters(perdisk=True) or {}

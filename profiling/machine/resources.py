@@ -70,7 +70,7 @@ class ResourceSampler(threading.Thread):
         self._processes: dict[int, psutil.Process] = {}
         self._named: dict[int, str] = {}
         self._tree_read = float("-inf")
-        self._disks = whole_disks(BLOCK)
+        self._disks = whole_disks()
         self._stop_asked = threading.Event()
 
     @property
@@ -180,11 +180,11 @@ def _of_process(process: psutil.Process) -> Iterator[Reading]:
         yield "read_calls_per_s", "1/s", "/proc/PID/io syscr", io.read_count
 
 
-def whole_disks(block: Path) -> set[str]:
+def whole_disks() -> set[str]:
     """Names of those that lie on no other disk: each byte is counted once."""
     return {
         disk.name
-        for disk in block.glob("*")
+        for disk in BLOCK.glob("*")
         if not disk.name.startswith(NO_DISK) and not any((disk / "slaves").glob("*"))
     }
 
