@@ -93,8 +93,7 @@ def _without_steps(measured: Measured) -> list[str]:
         missing = "The batches are of no kind whose samples can be counted"
     sentences = [f"{missing}, so there is nothing to measure a rate by."]
     seconds = max((trainer.seconds for trainer in recording.trainers), default=0.0)
-    parts = sorted(parts_of(recording).items(), key=lambda item: -item[1])
-    words = [f"{units.percent(share)} {name}" for name, share in parts if share >= 0.01]
+    words = [f"{units.percent(share)} {name}" for name, share in parts_of(recording).items() if share >= 0.01]
     if recording.optimizer_steps and seconds and words:
         rate = units.rate(recording.optimizer_steps / seconds, "optimiser steps/s")
         sentences.append(f"At {rate}, the main thread's time was {', '.join(words)}.")

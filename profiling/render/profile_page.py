@@ -128,7 +128,7 @@ def _main_thread(diagnosis: Diagnosis) -> Stacks | None:
     """Where no loader was watched by the clock, it is all that is known of where data comes in."""
     recording, measured = diagnosis.recording, diagnosis.measured
     by_clock = measured.loader and measured.rates.now and not measured.trainer.sampled
-    parts = dict(sorted(parts_of(recording).items(), key=lambda item: -item[1]))
+    parts = parts_of(recording)
     if not parts or not recording.optimizer_steps or by_clock:
         return None
     whole_s = sum(trainer.seconds for trainer in recording.trainers)

@@ -150,9 +150,11 @@ def measure_trainer(
 
 
 def parts_of(recording: Recording) -> dict[str, float]:
-    """Shares of the main thread's time by `TrainerPart`, the mean over ranks, from its stack samples."""
+    """Shares of the main thread's time by `TrainerPart`, the mean over ranks, from its stack samples; the largest
+    first."""
     whole = all_ranks(recording)
-    return {name: seconds / whole.seconds for name, seconds in whole.stages.items()} if whole.seconds else {}
+    ranked = sorted(whole.stages.items(), key=lambda item: -item[1])
+    return {name: seconds / whole.seconds for name, seconds in ranked} if whole.seconds else {}
 
 
 def all_ranks(recording: Recording) -> ThreadTime:
