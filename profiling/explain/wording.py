@@ -67,13 +67,8 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
         )
     if machine.throttled >= HARDLY:
         sentences.append(f"A quota kept the script from running {units.percent(machine.throttled)} of the time.")
-    sentences += [
-        *_of_pauses(measured),
-        *_of_other_loaders(measured),
-        *_of_the_ceiling(measured),
-        *_of_epochs(measured),
-        *_of_what_is_kept(measured),
-    ]
+    for told in (_of_pauses, _of_other_loaders, _of_the_ceiling, _of_epochs, _of_what_is_kept):
+        sentences += told(measured)
     sentences += _of_the_workers(measured, verdict)
     sentences += _of_storage(measured, verdict)
     if cause.words:
