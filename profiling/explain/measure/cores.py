@@ -39,13 +39,13 @@ def measure_machine(recording: Recording, steps: Sequence[Step], samples_per_s: 
     mistaken for another program; those that live for one batch (`anew`) are counted when they have ended. Cores that
     the host gave to other guests are others', too."""
     cores, costs = float(recording.host.get("affinity") or recording.host.get("cores") or 1), recording.costs
-    windows, sampled = of_lowest_rank(steps), 0.0
+    windows = of_lowest_rank(steps)
     of_host = {
         series.name: mean_over(series, windows) or 0.0 for series in recording.series if series.scope == "host"
     }
     own = ("cpu_cores", "ended_children_cores") if anew else ("cpu_cores",)
-    for series in (series for series in recording.series if series.name in own):
-        sampled += 0.0 if series.scope == "host" else mean_over(series, windows) or 0.0
+    of_script = (series for series in recording.series if series.name in own and series.scope != "host")
+    sampled = sum(mean_over(series, windows) or 0.0 for series in of_script)
     host = of_host.get("cpu_cores", 0.0) + of_host.get("steal_cores", 0.0)
     own_cores = max(samples_per_s * ((costs.worker_cpu_s or 0.0) + (costs.trainer_cpu_s or 0.0)), sampled)
     all_cores = float(recording.host.get("cores") or cores)
