@@ -43,8 +43,7 @@ def part(shown: sections.Part) -> Markup:
 @cache
 def _templates() -> Environment:
     filters: dict[str, Any] = {"pct": "{:.3f}%".format, "g": "{:.6g}".format, "together": together,
-                               "unbroken": unbroken, "zip": zip,
-                               "base64": lambda data: b64encode(data).decode()}  # fmt: skip
+                               "unbroken": unbroken, "base64": b64encode}  # fmt: skip
     known: dict[str, Any] = {"charts": charts, "functions": functions, "part": part, "units": units,
                              "count_of": count_of}  # fmt: skip
     templates = Environment(
