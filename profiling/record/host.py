@@ -5,7 +5,7 @@ import platform
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
@@ -19,6 +19,7 @@ PACKAGES = (*dict.fromkeys(name.partition(".")[0] for name in KINDS), "torchvisi
 
 def describe_host() -> dict[str, Any]:
     """Plain JSON: cores, affinity, memory, cgroup limits, shared memory, GPU names, versions."""
+    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     return {
         "cpu": _after_colon(read_text("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -26,17 +27,13 @@ def describe_host() -> dict[str, Any]:
         "cgroup_cores": cgroup_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "cgroup_memory_bytes": cgroup_memory_bytes(),
-        "shared_memory_bytes": shared_memory_bytes(),
-        "free_shared_memory_bytes": shared_memory_bytes("free"),
+        "shared_memory_bytes": shared and shared.total,
+        "free_shared_memory_bytes": shared and shared.free,
         "gpus": gpu_names(),
         "python": platform.python_version(),
         "system": platform.platform(),
         "versions": {name: found for name in PACKAGES if (found := package_version(name))},
     }
-
-
-def shared_memory_bytes(what: Literal["total", "free"] = "total") -> int | None:
-    return getattr(shutil.disk_usage("/dev/shm"), what) if Path("/dev/shm").is_dir() else None
 
 
 def gpu_names() -> list[str]:
