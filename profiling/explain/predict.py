@@ -185,9 +185,7 @@ def predict(at: Situation, change: Change) -> Prediction:
     errors = _errors(at, change)
     of_rate = [*errors, at.rate.error, at.measured.machine.others_error]
     of_gain = [*errors, 0.0 if _is_measured(at, change) else _now_error(at, then)]
-    (low, high), (least, largest) = (
-        (_interval(whole, of, most)[0], _interval(bound, of, most)[1]) for of in (of_rate, of_gain)
-    )
+    (low, high), (least, largest) = (_interval(whole, bound, of, most) for of in (of_rate, of_gain))
     gain, gain_low, gain_high = (rate / now for rate in (whole, least, largest))
     once = _preparing(at, change, whole)
     vain, prepares = isinstance(change.why, Vain), change.effort in (Effort.PREPARING, Effort.REWRITE)
@@ -279,9 +277,10 @@ def _is_measured(at: Situation, change: Change) -> bool:
     return change.measured and {_limit(at, change.then), _limit(at, at.now)} <= OF_MODEL
 
 
-def _interval(value: float, errors: Iterable[float], most: float) -> tuple[float, float]:
+def _interval(value: float, bound: float, errors: Iterable[float], most: float) -> tuple[float, float]:
+    """From the value downwards, and from its upper bound upwards, but not beyond `most`."""
     reach = 1 + ERRORS_90 * math.hypot(*errors)
-    return value / reach, max(value, min(value * reach, most))
+    return value / reach, max(bound, min(bound * reach, most))
 
 
 def _preparing(at: Situation, change: Change, rate: float) -> dict[str, Any]:
