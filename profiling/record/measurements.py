@@ -123,7 +123,7 @@ class Line:
     """trainer, or workers (CPU-seconds summed over all of them)."""
 
 
-def scope_of(rank: int, worker: int | None = None) -> str:
+def scope_of(rank: int, worker: int | None) -> str:
     """How series name a process: a rank's trainer, or one of its workers. Rank 0 is not named."""
     of_rank = f":{rank}" if rank else ""
     return f"trainer{of_rank}" if worker is None else f"worker{of_rank}:{worker}"

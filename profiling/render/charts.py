@@ -36,7 +36,7 @@ def finite(values: Iterable[float | None]) -> list[float]:
 # --- scales -------------------------------------------------------------------------------------------
 
 
-def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
+def round_ticks(low: float, high: float, count: int) -> list[float]:
     """Between three and about `count` + 2 multiples of 1, 2 or 5 × 10^n that cover [low, high]."""
     if not high - low > 1e-12 * max(abs(low), abs(high), 1e-200):
         high = low + (abs(low) if abs(low) > 1e-200 else 1.0)

@@ -178,7 +178,7 @@ class Capture:
         if not self.loop.rows % COUNTED or self.loop.rows < WARM_STEPS + COUNTED_FIRST:
             self._counted = waited[0], resource.getrusage(resource.RUSAGE_SELF)
 
-    def end_pass(self, ending: Pass, *, exhausted: bool = False) -> None:
+    def end_pass(self, ending: Pass, *, exhausted: bool) -> None:
         """The iterator is exhausted, or has failed."""
         self.asking = None if self.asking is ending else self.asking
         self._closed(self.loop.end(ending, time.perf_counter(), exhausted=exhausted))

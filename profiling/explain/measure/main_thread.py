@@ -94,9 +94,7 @@ class Trainer:
     freed memory."""
 
 
-def measure_trainer(
-    recording: Recording, steps: Sequence[Step], *, idle: float = 0.0, start_share: float = 0.0
-) -> Trainer:
+def measure_trainer(recording: Recording, steps: Sequence[Step], *, idle: float, start_share: float) -> Trainer:
     """`idle`: share of their time that the workers have nothing to do; `start_share`: of an epoch's time, what it
     begins and ends with, which looks of up to a second may have seen and the steps have not."""
     seconds, samples = seconds_of(steps), max(1, sum(step.samples for step in steps))

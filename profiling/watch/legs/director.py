@@ -211,7 +211,7 @@ class Director:
         if self._capture.ended_by is None:
             self._end(why)
 
-    def _leave(self, why: str = "", ended_by: str = "") -> NoReturn:
+    def _leave(self, why: str, ended_by: str = "") -> NoReturn:
         self._end(why, ended_by)
         raise Finished
 
