@@ -19,16 +19,23 @@ TEMPORARY = re.compile(r"\.(.+?)(?:\.[0-9a-f]{8})?\.(\d+)\.tmp")
 
 def write_atomically(path: Path, data: bytes) -> None:
     """`path` holds all of `data` or what it held before, also after a power cut."""
+    with written_beside(path, data) as temporary:
+        temporary.replace(path)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def written_beside(path: Path, data: bytes) -> Generator[Path]:
+    """A file of all of `data`, safe from a power cut, that is to get the name `path`; gone again where it did not."""
     temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 def temporary_beside(path: Path) -> Path:

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feedline.pipeline.base.errors import BusyError, FeedlineError, first_line
-from feedline.pipeline.base.files import temporary_beside, write_atomically
+from feedline.pipeline.base.files import temporary_beside, write_atomically, written_beside
 from feedline.pipeline.base.process import from_environment, read_text
 
 LEASE_S, RENEW_S = 90.0, 10.0
@@ -100,18 +100,11 @@ def lives(pid: int, started: float) -> bool:
 
 def make_once(path: Path, content: Mapping[str, Any]) -> bool:
     """The file, whole, unless it is there already; returns whether we made it. Raises OSError (a full disk)."""
-    temporary = temporary_beside(path)
-    try:
-        with temporary.open("w") as file:
-            file.write(json.dumps(content, default=str) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    data = (json.dumps(content, default=str) + "\n").encode()
+    with suppress(FileExistsError), written_beside(path, data) as temporary:
         os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
+        return True
+    return False
 
 
 def disk_is_full(error: BaseException | None) -> bool:
