@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import cv2
 
 from feedline.pipeline.base.errors import WorkerError
-from feedline.pipeline.base.process import how_it_ended, start_python
+from feedline.pipeline.base.process import how_it_ended, start_python, wait_or_kill
 from feedline.pipeline.workers.entry import DEAF_TO, Worker
 from feedline.pipeline.workers.memory import SharedMemory
 from feedline.pipeline.workers.messages import MAX_BYTES, STOP, Reply, Task
@@ -235,11 +235,7 @@ class WorkerCrew:
         self._setup.close_descriptor()
         deadline_s = time.monotonic() + GRACE_S
         for worker in self.workers.values():
-            try:
-                worker.wait(max(0.0, deadline_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+            wait_or_kill(worker, max(0.0, deadline_s - time.monotonic()))
         for watch in self._watches:
             os.close(watch)
         self.workers, self._watches, self._leaving = {}, {}, 0
