@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from feedline.pipeline.base.process import usable_cores
+from feedline.pipeline.base.settings import plain
 from feedline.train import checkpoint
 from feedline.train.distributed import gpu_uuid
 from feedline.train.evaluate import Evaluation, evaluate
-from feedline.train.run import Run, plain
+from feedline.train.run import Run
 from feedline.train.usage import Resources
 
 BAD_NAMED = 20

@@ -1,6 +1,5 @@
 """One run: everything that training changes, built from the configuration, saved and restored."""
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
+from feedline.pipeline.base.settings import plain
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.loader import Batch, Loader
 from feedline.train import checkpoint, data, masks
@@ -308,11 +308,6 @@ def pick_amp(name: Amp, device: torch.device) -> torch.dtype | None:
         has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         name = "bf16" if has_it else "none"
     return {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
-
-
-def plain(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as JSON and `weights_only` loading know it."""
-    return json.loads(json.dumps(vars(config), default=str))
 
 
 def _contiguous(_: nn.Module, images: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -4,6 +4,7 @@ A limit is said once, beside a field's default. The settings check it when they 
 its option's range from it.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields
 from pathlib import Path
@@ -36,6 +37,11 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 Kind = TypeVar("Kind")
+
+
+def plain(settings: object) -> dict[str, Any]:
+    """A dataclass's fields as JSON and torch's `weights_only` know them, for `from_plain`."""
+    return json.loads(json.dumps(vars(settings), default=str))
 
 
 def from_plain(kind: type[Kind], settings: Mapping[str, Any]) -> Kind:

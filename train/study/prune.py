@@ -10,7 +10,6 @@ retraining sees the same batches as the run did from there on; other seeds chang
 what is drawn. Weights that are left out are exactly zero from the first step to the last (`train.masks`).
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
-from feedline.pipeline.base.settings import MOST, MOST_THREADS, TINY, check_limits, from_plain, limited
+from feedline.pipeline.base.settings import MOST, MOST_THREADS, TINY, check_limits, from_plain, limited, plain
 from feedline.train import checkpoint, masks
 from feedline.train.checkpoint import Checkpoints, Where
 from feedline.train.config import TrainConfig
@@ -155,7 +154,7 @@ def settings(config: PruneConfig) -> dict[str, Any]:
     if open_dataset(pruning.config).identity != pruning.parent.dataset:
         raise UsageError(f"{pruning.config.dataset} is not what {config.run} was trained on: give that as --dataset")
     open_study(study, pruning.identity())
-    return json.loads(json.dumps(asdict(replace(config, study=study)), default=str))
+    return plain(replace(config, study=study))
 
 
 def begin(study: Path, told: Mapping[str, Any]) -> "Pruning":

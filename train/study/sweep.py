@@ -4,20 +4,20 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, UsageError
-from feedline.pipeline.base.settings import check_limits, from_plain, limited
+from feedline.pipeline.base.settings import check_limits, from_plain, limited, plain
 from feedline.train.config import FREE_TO_CHANGE, TrainConfig
 from feedline.train.data import batch_sizes, open_dataset
 from feedline.train.distributed import World
 from feedline.train.loop import train
 from feedline.train.metrics import as_trained
 from feedline.train.models import check_name
-from feedline.train.run import TrainingError, plain
+from feedline.train.run import TrainingError
 from feedline.train.study.identity import open_study, versions
 from feedline.train.study.search import Search
 from feedline.train.study.space import as_json, read_space
@@ -64,7 +64,7 @@ def settings(config: TrainConfig, options: SweepConfig) -> dict[str, Any]:
         **{f"--{name.replace('_', '-')}": getattr(options, name) for name in ("min_epochs", "reduction")},
     }
     open_study(options.study, identity)
-    return {"config": plain(config), "options": json.loads(json.dumps(asdict(options), default=str))}
+    return {"config": plain(config), "options": plain(options)}
 
 
 def begin(study: Path, told: Mapping[str, Any]) -> "Sweep":
