@@ -11,10 +11,11 @@ Writes results/gpu-feed.json.
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
-from feedline.benchmarks.experiments.harness import end_with, options, say, show, write
+from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, write
 from feedline.benchmarks.gpu_check import (
     Cell,
     GpuCheckConfig,
@@ -25,12 +26,11 @@ from feedline.benchmarks.gpu_check import (
     worker_counts,
 )
 from feedline.benchmarks.measure.intervals import estimate
-from feedline.benchmarks.measure.rounds import Bench, MeasureError, check_devices, rounds
+from feedline.benchmarks.measure.rounds import Bench, MeasureError, check_devices
 from feedline.benchmarks.measure.window import Window
 from feedline.pipeline.base.process import usable_cores
 
 ENOUGH = 0.98
-ByRound = Mapping[Cell, Mapping[int, Window]]
 
 
 def main() -> None:
@@ -42,27 +42,17 @@ def main() -> None:
                             batch_size=given.batch_size, window_s=given.window)  # fmt: skip
     splits = find_splits(given.dataset, config.image_sizes, device)
     cells = {cell.name: cell for cell in feeding(cells_of(splits, config.models, given.workers), given.workers)}
-    windows: dict[Cell, dict[int, Window]] = {}
     failed: dict[str, str] = {}
     about = {"model": given.model, "batch_size": given.batch_size, "window_s": given.window, "device": device,
              "baseline": "the same model on cached batches, in the same round"}  # fmt: skip
-    until_s = time.monotonic() + given.seconds
     with Bench() as bench:
-        for number, name in rounds(list(cells), given.rounds):
-            if time.monotonic() > until_s:
-                say("the time is over")
-                break
-            if name in failed:
-                continue
-            try:
-                window = bench.measure(subject(cells[name], splits, config))
-            except MeasureError as error:
-                failed[name] = str(error)
-                continue
-            windows.setdefault(cells[name], {})[number] = window
-            say(f"round {number + 1}, {name}: {window.samples_per_s:,.0f} samples/s")
-            write(given.out, {**about, "failed": failed, **figures(windows)})
-    found = figures(windows)
+        by_round = in_rounds(
+            {name: partial(bench.measure, subject(cell, splits, config)) for name, cell in cells.items()},
+            given.rounds, lambda window: f"{window.samples_per_s:,.0f} samples/s", failed=failed, but=MeasureError,
+            told=lambda by_round: write(given.out, {**about, "failed": failed, **figures(cells, by_round)}),
+            until_s=time.monotonic() + given.seconds,
+        )  # fmt: skip
+    found = figures(cells, by_round)
     rows = [(f"{row['way']}, {row['image_size']} px, workers: {row['workers']}", f"{row['samples_per_s']:,.0f}",
              f"{row['share'] or 0:.1%}", f"{row['wait_fraction']:.1%}") for row in found["fed"]]  # fmt: skip
     show(("fed from", "samples/s", "of ceiling", "waiting"), rows)
@@ -79,18 +69,18 @@ def feeding(cells: Sequence[Cell], counts: Sequence[int]) -> list[Cell]:
     ]
 
 
-def figures(windows: ByRound) -> dict[str, Any]:
+def figures(cells: Mapping[str, Cell], by_round: Sequence[Mapping[str, Window]]) -> dict[str, Any]:
     """`enough_workers`, by way and image size: the fewest that reach ENOUGH of the ceiling; None where none do."""
-    ceilings = {cell.px: by_round for cell, by_round in windows.items() if cell.cached}
+    windows = {name: of for name in cells if (of := column(by_round, name))}
+    rates = {name: estimate([window.samples_per_s for window in of]).record() for name, of in windows.items()}
+    ceilings = {cells[name].px: name for name in windows if cells[name].cached}
     fed: list[dict[str, Any]] = []
-    for cell, by_round in windows.items():
+    for name, of in windows.items():
+        cell = cells[name]
         if cell.cached:
             continue
-        rates = [window.samples_per_s for window in by_round.values()]
-        row = fed_record(cell, estimate(rates).record(), list(by_round.values()), None)
-        pairs = [(window, ceilings[cell.px][number]) for number, window in by_round.items()
-                 if number in ceilings.get(cell.px, {})]  # fmt: skip
-        shares = [window.samples_per_s / free.samples_per_s for window, free in pairs]
+        row, free = fed_record(cell, rates[name], of, None), ceilings.get(cell.px, "")
+        shares = [one[name].samples_per_s / one[free].samples_per_s for one in by_round if {name, free} <= one.keys()]
         fed.append({**row, "share": median(shares) if shares else None, "shares": shares})
     fed.sort(key=lambda row: (-row["image_size"], row["way"], row["workers"]))
     enough: dict[str, int | None] = {}
@@ -98,8 +88,7 @@ def figures(windows: ByRound) -> dict[str, Any]:
         name = f"{row['way']}, {row['image_size']} px"
         if enough.setdefault(name, None) is None and (row["share"] or 0.0) >= ENOUGH:
             enough[name] = row["workers"]
-    ceiling = {str(px): estimate([one.samples_per_s for one in by_round.values()]).record()
-               for px, by_round in ceilings.items()}  # fmt: skip
+    ceiling = {str(px): rates[name] for px, name in ceilings.items()}
     return {"ceilings": ceiling, "enough_workers": enough, "fed": fed}
 
 

@@ -12,6 +12,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,14 +72,17 @@ def write(path: Path, figures: Mapping[str, Any]) -> None:
 def in_rounds(
     cells: Mapping[str, Callable[[], T]], count: int, words: Callable[[T], str] = str, *,
     failed: dict[str, str] | None = None, but: type[FeedlineError] = FeedlineError,
-    told: Callable[[list[dict[str, T]]], object] = lambda _: None,
+    told: Callable[[list[dict[str, T]]], object] = lambda _: None, until_s: float = math.inf,
 ) -> list[dict[str, T]]:  # fmt: skip
     """What each cell measured, by round; every round visits all in an order drawn anew. `told` has it after each.
 
     A cell that raises `but` stands in `failed` from then on, with the reason, and is left out; without `failed` it
-    raises."""
+    raises. From `until_s` on, by the monotonic clock, none is begun."""
     measured: list[dict[str, T]] = [{} for _ in range(count)]
     for number, name in rounds([name for name in cells if name not in (failed or ())], count):
+        if time.monotonic() > until_s:
+            say("the time is over")
+            break
         if failed and name in failed:
             continue
         try:

@@ -22,15 +22,15 @@ def window(rate: float) -> Window:
 
 def test_enough_workers_are_the_fewest_that_reach_the_ceiling_of_their_round() -> None:
     free, two, four = Cell(64, "jpeg", 4, "m", True), Cell(64, "jpeg", 2, "m"), Cell(64, "jpeg", 4, "m")
-    windows = {
-        free: {0: window(1000), 1: window(500)},  # the machine was slower in the second round
-        two: {0: window(700), 1: window(360)},
-        four: {0: window(990), 1: window(495)},
-    }
-    found = gpu_feed.figures(windows)
+    cells = {cell.name: cell for cell in (free, two, four)}
+    rounds = [
+        {free.name: window(1000), two.name: window(700), four.name: window(990)},
+        {free.name: window(500), two.name: window(360), four.name: window(495)},  # the machine was slower
+    ]
+    found = gpu_feed.figures(cells, rounds)
     assert found["enough_workers"] == {"jpeg, 64 px": 4}
     assert [row["share"] for row in found["fed"]] == pytest.approx([0.71, 0.99])
-    assert gpu_feed.figures({two: {0: window(700)}})["fed"][0]["share"] is None, "no ceiling yet"
+    assert gpu_feed.figures(cells, [{two.name: window(700)}])["fed"][0]["share"] is None, "no ceiling yet"
 
 
 def test_gains_are_over_the_same_round() -> None:
