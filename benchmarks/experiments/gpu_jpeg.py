@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 
 from feedline.benchmarks.experiments.harness import column, end_with, in_rounds, options, show, spread, write
-from feedline.benchmarks.gpu_check import GPU_DECODE, Cell, GpuCheckConfig, find_splits, subject
+from feedline.benchmarks.gpu_check import GPU_DECODE, Cell, GpuCheckConfig, Splits, find_splits, subject
 from feedline.benchmarks.measure.rounds import Bench, check_devices
 from feedline.pipeline import gpu_decode
 from feedline.pipeline.codecs import crop_jpeg
@@ -38,12 +38,13 @@ def main() -> None:
     given = options(__doc__, "gpu-jpeg.json", "dataset", image_size=224, batch_size=256, rounds=5, workers=(1, 2, 4),
                     device="cuda")  # fmt: skip
     device = check_devices([1], given.device, [])
-    split = find_splits(given.dataset, [given.image_size], device)["jpeg", given.image_size]
+    config = GpuCheckConfig(image_sizes=(given.image_size,), batch_size=given.batch_size, device=device)
+    splits = find_splits(given.dataset, config.image_sizes, device)
     about = {"image_size_px": given.image_size, "batch_size": given.batch_size, "device": device,
              "n": given.rounds, "warm_up": "one pass over the batches"}  # fmt: skip
-    decoding = decoded(split, given, torch.device(device))
+    decoding = decoded(splits["jpeg", given.image_size], given, torch.device(device))
     write(given.out, {**about, "decoding": decoding})
-    loader = loaded(given, device)
+    loader = loaded(given, config, splits)
     write(given.out, {**about, "decoding": decoding, "loader": loader})
     rates = {name: one["samples_per_s"] for name, one in decoding.items()} | loader
     rows = [(name, *(f"{value:,.0f}" for value in one.values())) for name, one in rates.items()]
@@ -117,9 +118,7 @@ def passing(batches: list[HostBatch], device: torch.device) -> Callable[[], floa
     return cell
 
 
-def loaded(given: Namespace, device: str) -> dict[str, Any]:
-    config = GpuCheckConfig(image_sizes=(given.image_size,), batch_size=given.batch_size, device=device)
-    splits = find_splits(given.dataset, config.image_sizes, device)
+def loaded(given: Namespace, config: GpuCheckConfig, splits: Splits) -> dict[str, Any]:
     ways = [way for way in ("jpeg", GPU_DECODE) if (way, given.image_size) in splits]
     kinds = [Cell(given.image_size, way, workers) for way in ways for workers in given.workers]
     with Bench() as bench:
