@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedline.pipeline.base.errors import FeedlineError, SourceError, UsageError
+from feedline.pipeline.base.files import refused_as
 from feedline.pipeline.format.remote import stubbornly
 
 OPEN_FILES = 32
@@ -61,10 +62,8 @@ def read_local(samples: Sequence[Where], stats: Mapping[str, Stat]) -> Iterator[
                     oldest = next(iter(open_files))
                     check_unchanged(oldest, open_files[oldest], stats)
                     os.close(open_files.pop(oldest))
-                try:
+                with refused_as(SourceError, f"{sample.path} cannot be read any more"):
                     open_files[sample.path] = os.open(sample.path, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise SourceError(f"{sample.path} cannot be read any more: {error.strerror}") from error
                 check_unchanged(sample.path, open_files[sample.path], stats)
             yield read_range(sample, open_files[sample.path])
         for path, descriptor in open_files.items():
