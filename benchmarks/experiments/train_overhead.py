@@ -14,7 +14,6 @@ Writes benchmarks/results/training.json and prints its table.
 """
 
 import itertools
-import json
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from feedline.train.checkpoint import Checkpoints
 from feedline.train.config import TrainConfig
 from feedline.train.distributed import joined
 from feedline.train.loop import fit, train
+from feedline.train.metrics import read_events
 from feedline.train.report import Reporter
 from feedline.train.run import Run
 
@@ -177,10 +177,10 @@ def against_threads(words: list[str], folder: Path, rounds: int) -> dict[str, An
     """samples/s of the last epoch: one process with RANKS threads, and as many processes with one each."""
 
     def epoch(launcher: list[str], threads: int) -> dict[str, float]:
-        run = tempfile.mkdtemp(dir=folder)
+        run = Path(tempfile.mkdtemp(dir=folder))
         command = [sys.executable, *launcher, "-m", "feedline.train.main", *words, "--threads", str(threads)]
-        subprocess.run([*command, "--run-dir", run], check=True, capture_output=True)
-        return json.loads(Path(run, "metrics.jsonl").read_text().splitlines()[-1])["epochs"][-1]
+        subprocess.run([*command, "--run-dir", str(run)], check=True, capture_output=True)
+        return read_events(run, "end")[-1]["epochs"][-1]
 
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     by_round = in_rounds({"threads": lambda: epoch([], RANKS), "ranks": lambda: epoch(torchrun, 1)}, rounds)
