@@ -34,20 +34,18 @@ def markdown(record: Row) -> str:
 
 
 def method(record: Row) -> str:
-    workers = record.get("num_workers")
+    workers = record["num_workers"]
     chosen = (
         "loader workers as `feedline train` chooses them" if workers is None else count_of(workers, "loader worker")
     )
-    nodes = max(cell.get("nodes", 1) for cell in record["cells"])
-    apart = "network namespaces of" if record.get("namespaces") else "agents on"
-    return (
+    words = (
         f"{record['model']} at {record['image_size_px']} px on {record['usable_cores']} cores of "
         f"{record['host']['cpu']} ({record['device']}), {count_of(record['epochs'], 'epoch')} after one of "
         f"warm-up, {record['n']} repeats in random order, {chosen} per process; mean ± standard deviation; "
         f"preparing, start-up, evaluation and checkpoints are not timed."
-        + f" Nodes are {apart} one host and share its cores."
-        * (nodes > 1)
     )
+    on_one_host = any(cell["nodes"] > 1 for cell in record["cells"])
+    return words + " Nodes are agents on one host and share its cores." * on_one_host
 
 
 def study_page(record: Row) -> Page:
@@ -87,5 +85,5 @@ def over_batch(cells: Sequence[Row], name: str, title: str, unit: str, factor: f
 
 def layout(cell: Row) -> str:
     """`2 processes`, `3 nodes of 1 process`, `4 GPUs`."""
-    own = count_of(cell["procs"], "GPU" if cell.get("device") == "cuda" else "process")
-    return own if cell.get("nodes", 1) == 1 else f"{cell['nodes']} nodes of {own}"
+    own = count_of(cell["procs"], "GPU" if cell["device"] == "cuda" else "process")
+    return own if cell["nodes"] == 1 else f"{cell['nodes']} nodes of {own}"

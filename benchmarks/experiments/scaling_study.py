@@ -33,6 +33,7 @@ from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.format.manifest import manifest_hash, prepared_splits
 from feedline.profiling.render.html import document
+from feedline.train.metrics import read_events
 
 PORT = 29500
 MOST_S = 900
@@ -147,7 +148,7 @@ def study(config: StudyConfig, scratch: Path, kept: Path) -> dict[str, Any]:
         "num_workers": config.num_workers,
         "n": config.repeats,
         "warm_up": "the first epoch does not count",
-        "cells": [summary(config, cell, runs[key], runs) for key, cell in cells.items()],
+        "cells": [summary(config, cell, runs) for cell in cells.values()],
     }
 
 
@@ -183,7 +184,7 @@ def one_run(config: StudyConfig, cell: Cell, seed: int, run: Path) -> dict[str, 
             lines = output.strip().splitlines() or ["no message"]
             ours = [line for line in lines if line.startswith("feedline: ")]
             raise FeedlineError(f"{cell.key}: {(ours or lines)[-1].removeprefix('feedline: ')}")
-    epochs = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["epochs"][1:]
+    epochs = read_events(run, "end")[-1]["epochs"][1:]
     samples, seconds = sum(one["samples"] for one in epochs), sum(one["seconds"] for one in epochs)
     waits = statistics.mean(one["wait_fraction"] for one in epochs)
     figures = (samples / seconds, seconds / len(epochs), epochs[-1]["top1"], waits)
@@ -207,12 +208,10 @@ def command_lines(config: StudyConfig, cell: Cell, seed: int, run: Path) -> list
     return [[*torchrun, *meeting, f"--node-rank={number}", *training] for number in range(cell.nodes)]
 
 
-def summary(
-    config: StudyConfig, cell: Cell, found: Sequence[Mapping[str, float]], runs: Mapping[str, Sequence[Any]]
-) -> dict[str, Any]:
+def summary(config: StudyConfig, cell: Cell, runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
     """Means with standard deviations; the speed-up over the least processes at the same batch, round by round."""
     alike = [one for one in config.cells if (one.device, one.batch_size) == (cell.device, cell.batch_size)]
-    least = min(alike, key=lambda one: one.ranks)
+    least, found = min(alike, key=lambda one: one.ranks), runs[cell.key]
     ups = [mine["samples_per_s"] / base["samples_per_s"] for mine, base in zip(found, runs[least.key], strict=True)]
     by_name = {**{name: [one[name] for one in found] for name in FIGURES}, "speed_up": ups}
     per_rank = config.batch_per_rank(cell)

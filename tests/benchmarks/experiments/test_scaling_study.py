@@ -31,13 +31,13 @@ RUNS = {"cpu-1x1x100": found(100.0, 200.0), "cpu-1x2x100": found(150.0, 320.0)}
 
 
 def test_speed_ups_are_within_rounds() -> None:
-    cell = summary(config(), Cell(procs=2, batch_size=100), RUNS["cpu-1x2x100"], RUNS)
+    cell = summary(config(), Cell(procs=2, batch_size=100), RUNS)
     assert cell["speed_up"] == pytest.approx((1.5 + 1.6) / 2)
     assert (cell["batch_global"], cell["batch_per_rank"]) == (100, 50)
 
 
 def test_batches_of_each_rank() -> None:
-    cell = summary(config(per_rank=True), Cell(procs=2, batch_size=100), RUNS["cpu-1x2x100"], RUNS)
+    cell = summary(config(per_rank=True), Cell(procs=2, batch_size=100), RUNS)
     assert (cell["batch_global"], cell["batch_per_rank"]) == (200, 100)
 
 
@@ -45,17 +45,16 @@ def test_a_batch_that_does_not_divide_is_rounded_and_stated() -> None:
     cell = Cell(nodes=3, procs=1, batch_size=50)
     runs = {"cpu-1x1x50": found(100.0, 200.0), cell.key: found(150.0, 320.0)}
     uneven = config(procs=(1,), nodes=(1, 3), batch_sizes=(50,))
-    said = summary(uneven, cell, runs[cell.key], runs)
+    said = summary(uneven, cell, runs)
     assert (said["batch_per_rank"], said["batch_global"]) == (17, 51)
     assert "--batch-size 17" in " ".join(command_lines(uneven, cell, 0, Path("run"))[0])
 
 
 def test_the_page_and_the_table_hold_every_cell() -> None:
-    cells = [
-        summary(config(), Cell(procs=procs, batch_size=100), RUNS[f"cpu-1x{procs}x100"], RUNS) for procs in (1, 2)
-    ]
+    cells = [summary(config(), Cell(procs=procs, batch_size=100), RUNS) for procs in (1, 2)]
     record: dict[str, Any] = {"model": "small_cnn", "image_size_px": 64, "usable_cores": 2, "host": {"cpu": "x"},
-                              "device": "cpu", "epochs": 2, "n": 2, "cells": cells}  # fmt: skip
+                              "device": "cpu", "epochs": 2, "num_workers": None, "n": 2,
+                              "cells": cells}  # fmt: skip
     assert markdown(record).count("\n|") == 4
     drawn = document(study_page(record))
     assert (
