@@ -20,7 +20,7 @@ from feedline.profiling.render.html import document
 
 def config(**options: Any) -> StudyConfig:
     options = {"procs": (1, 2), "batch_sizes": (100,)} | options
-    return StudyConfig(dataset=Path("d"), **options)
+    return StudyConfig(dataset=Path(__file__).parent, **options)
 
 
 def found(*rates: float) -> list[dict[str, float]]:
