@@ -15,7 +15,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,9 +63,20 @@ def main() -> None:
                     keep=Path, device="cpu")  # fmt: skip
     kinds = KINDS if given.device == "cpu" else ON_GPU
     given.only = list(kinds) if given.only == ["all"] else given.only
-    runs: dict[str, list[dict[str, Any]]] = {plant: [] for plant in given.only}
+    before: dict[str, list[dict[str, Any]]] = {}
     if given.more and given.out.exists():
-        runs |= json.loads(given.out.read_text())["runs"]
+        before = json.loads(given.out.read_text())["runs"]
+
+    def runs(by_round: Sequence[Mapping[str, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+        made = {plant: [one for done in by_round for name, one in done.items() if name.partition(" ")[0] == plant]
+                for plant in given.only}  # fmt: skip
+        return before | {plant: [*before.get(plant, []), *done] for plant, done in made.items()}
+
+    def told(by_round: Sequence[Mapping[str, dict[str, Any]]]) -> None:
+        figures = {plant: summary(done) for plant, done in runs(by_round).items()}
+        write(given.out, {"warm_up": "as the profiler's rule: see its recordings",
+                          "right_by_busy_processes": figures, "runs": runs(by_round)})  # fmt: skip
+
     with tempfile.TemporaryDirectory() as pictures:
         make_pictures(Path(pictures))
         cells = {
@@ -73,13 +84,10 @@ def main() -> None:
             for plant in given.only
             for hogs in given.busy
         }
-        for _ in range(given.repeats):  # each is written as it comes: ten rounds take an hour
-            for name, one in in_rounds(cells, 1, lambda one: "right" if one["right"] else f"WRONG: {one}")[0].items():
-                runs[name.partition(" ")[0]].append(one)
-            figures = {plant: summary(done) for plant, done in runs.items()}
-            write(given.out, {"warm_up": "as the profiler's rule: see its recordings",
-                              "right_by_busy_processes": figures, "runs": runs})  # fmt: skip
-    for plant, done in runs.items():
+        by_round = in_rounds(
+            cells, given.repeats, lambda one: "right" if one["right"] else f"WRONG: {one}", told=told
+        )
+    for plant, done in runs(by_round).items():
         print(f"{plant:12} {summary(done)}")
 
 

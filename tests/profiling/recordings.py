@@ -67,6 +67,7 @@ def made(
             )
         ],
         compute=Compute(device=device),
+        optimizer_steps=steps,
         steps=[
             Step(
                 start_s=1 + index * duration * 1.0, wait_s=wait_s, duration_s=duration, samples=batch, copy_s=copy_s,

@@ -94,6 +94,11 @@ def image_size(loader: LoaderSeen | None) -> int | None:
     return max(sides) or None
 
 
+def trains(at: Situation) -> bool:
+    """An optimiser stepped, or gradients were computed."""
+    return at.recording.optimizer_steps > 0 or any(step.backward_s > 0 for step in at.recording.steps)
+
+
 def unheld(loader: LoaderSeen) -> str:
     """What its batches have that those of feedline's loader have not, which are pictures in colour and the numbers of
     classes; "" where nothing is known to be. Classes may be left out."""

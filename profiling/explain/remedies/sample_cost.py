@@ -204,7 +204,8 @@ def _cheaper(at: Situation, stage: str) -> Change:
     error = min(cure.error, left / 2)
     least, then, most = (_with_left(at, stage, share, each) for each in (left + error, left, left - error))
     place = place_of(at, stage)
-    where = f" in {place}" if place and own else ""
+    librarys = stage == "transform" and _is_a_librarys(at, target)  # whose lines nobody changes
+    where = f" in {place}" if place and own and not librarys else ""
     hint = f" ({cure.hint})" if cure.hint and not (own and stage == "transform") else ""
     given = f"{units.percent(left)} of it is left, as {cure.known}" if left else AT_MOST
     what = "making samples" if once else "it"
@@ -213,7 +214,6 @@ def _cheaper(at: Situation, stage: str) -> Change:
         why = Vain("draft() decodes yours no faster: they are no JPEGs, or too small for it")
     elif cured == "decode" and not own and native_crops(at.measured.loader, at.measured.workers.transforms):
         why = Vain("draft() would make the pictures smaller that the crops are cut out of")
-    librarys = stage == "transform" and _is_a_librarys(at, target)  # whose lines nobody changes
     lines = own and not librarys and cured != "lock"
     named = f" {target}" if stage == "transform" and target != stage else ""
     mends = stage != "decode" and (own or (cure.command != "" and not left))

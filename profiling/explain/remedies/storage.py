@@ -23,6 +23,7 @@ from feedline.profiling.explain.remedies.remedy import (
     folder_of,
     image_size,
     native_crops,
+    trains,
     unheld,
     without_handover,
 )
@@ -33,6 +34,7 @@ from feedline.profiling.record.stages import STAGES
 
 SURE = 0.05  # share of a worker's time that it is blocked in reads before anything is said of it
 FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast as before
+MIDDLES = "pictures are RGB, bilinear, the middle square of each, in the order of the shards"
 OWN_CROPS = (
     "crops are RGB, bilinear, 8 to 100 % of a picture, half of them mirrored (augment=Augment(scale=…, ratio=…, "
     "flip=…) for others, augment=Augment(train=False) for the middle of each)"
@@ -147,7 +149,7 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
         then=then, effort=Effort.PREPARING if easily else Effort.REWRITE,
         why=NO_WAIT if at.hardly_waits else _why_prepared(at, trial, then),
         command=f"{_prepare_command(at, trial)}\n{_loader_lines(at, loader, count) if ours else SHARDS}",
-        needs=_needs(loader, trial), changes="; ".join(filter(None, _changes(at, loader, trial))), trial=trial,
+        needs=_needs(at, loader, trial), changes="; ".join(filter(None, _changes(at, loader, trial))), trial=trial,
         extra_error=math.hypot(max(0.05, spread), of_batches),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
         ceiling_times=_model_times(at) * without_handover(at) if ours else 1.0,
@@ -190,24 +192,28 @@ def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:
     if any("float" in kind for kind in loader.batch_dtypes):
         on_gpu = on_gpu or ', device="cpu"'
         more = ",\n                mean=MEAN, std=STD"
-        gives = "floats NCHW: (x / 255 - MEAN) / STD, three numbers each"
+        gives = "floats NCHW: (x / 255 - MEAN) / STD, three numbers each, 0 and 1 where you do not normalise"
     if own_transforms(at):
         more += ",\n                transform=yours"
         gives += "; yours(image_HWC uint8) -> the same size"
+    sizes = sizes if trains(at) else f", train=False{sizes}"
     return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{on_gpu}{more})\n# {gives}'
 
 
-def _needs(loader: LoaderSeen, trial: Trial) -> str:
+def _needs(at: Situation, loader: LoaderSeen, trial: Trial) -> str:
     if _fits(loader):
         return ""
-    needs = [] if loader.folder else ["classes that are folders, or told by --source-option ground_truth=FILE"]
-    if trial.loader != "feedline":
-        if unheld(loader):
-            needs.append("all else that a batch has made of a picture and its class")
-    elif loader.refused is None:
+    tars = any(path.endswith(".tar") for path in at.recording.sample_paths)
+    classes = "classes that are folders, or told by --source-option ground_truth=FILE"
+    needs = [] if loader.folder else ["a class (.cls, .json) beside each picture" if tars else classes]
+    if unheld(loader) and trial.loader != "feedline":
+        needs.append("all else that a batch has made of a picture and its class")
+    elif not unheld(loader) and loader.batch_shapes and all(len(shape) > 2 for shape in loader.batch_shapes):
+        needs.append("batches without names or paths: shards hold pictures and classes")
+    if trial.loader == "feedline" and loader.refused is None:
         own = "your dataset's own code, if it has some, moved over by hand: not checked whether Loader.like takes it"
         needs.append(own)
-    else:
+    elif trial.loader == "feedline" and loader.refused is not None:
         refused = loader.refused.partition(": keep ")[0]  # your transforms and Shards, which are another way
         needs.append(f"your own code moved over by hand, for Loader.like says: {refused}")
     return ", and ".join(needs)
@@ -216,13 +222,13 @@ def _needs(loader: LoaderSeen, trial: Trial) -> str:
 def _changes(at: Situation, loader: LoaderSeen, trial: Trial) -> Iterable[str]:
     loss = f", re-encoded ({trial.psnr_db:.0f} dB)" if trial.psnr_db is not None else ""
     size, crop_px = trial.size_px, image_size(at.measured.loader)
-    crops = f"crops of {crop_px} px" if crop_px else "crops"
+    given = f"what the model gets ({crop_px} px)" if crop_px else "what the model gets"
     if trial.codec == "raw":
-        yield f"pictures are stored as squares of {size} px: what lies outside is lost, crops are cut out of them"
+        yield f"pictures are stored as squares of {size} px: what lies outside is lost, {given} is made of them"
     elif trial.codec != "as-is":
-        yield f"pictures are stored at {size} px of the short side{loss}: {crops} are cut out of smaller pictures"
+        yield f"pictures are stored at {size} px of the short side{loss}: {given} is made of smaller ones"
     if trial.loader == "feedline" and not _fits(loader):
-        yield OWN_CROPS
+        yield OWN_CROPS if trains(at) else MIDDLES
         if loader.sampler and loader.sampler not in (loader.refused or ""):
             yield f"samples come in random order, each once an epoch, without your {loader.sampler}"
 

@@ -88,6 +88,25 @@ def test_what_the_shards_ask_of_the_classes_and_lose_of_the_order_is_said() -> N
     assert "without your" not in told.changes
 
 
+def test_a_loop_that_trains_nothing_is_given_whole_pictures_in_order() -> None:
+    seen = with_loader(made(trials=TRIALS, ceiling=3000.0), refused="Files.__getitem__ is code of its own")
+    cases = ((0, ", train=False, ", "the middle square"), (9, '("OUT/train", ', "mirrored"))
+    for steps, lines, changes in cases:
+        keep = of_family(replace(seen, optimizer_steps=steps), "loader")[0]
+        assert lines in keep.command and changes in keep.changes
+        assert ("train=False," in keep.command) is (steps == 0)
+
+
+def test_tars_need_a_class_beside_each_picture_and_batches_of_pictures_alone_no_names() -> None:
+    seen = with_loader(made(trials=TRIALS, ceiling=3000.0), refused="Files.__getitem__ is code of its own")
+    tars = of_family(replace(seen, sample_paths=["a/0.tar"]), "shards")[0]
+    assert "a class (.cls, .json) beside each picture" in tars.needs and "folders" not in tars.needs
+    bare = with_loader(seen, batch_dtypes=["float32"], batch_shapes=[[32, 3, 64, 64]])
+    assert "batches without names or paths" in of_family(bare, "shards")[0].needs
+    labelled = with_loader(seen, batch_dtypes=["float32", "int64"], batch_shapes=[[32, 3, 64, 64], [32]])
+    assert "names or paths" not in of_family(labelled, "shards")[0].needs
+
+
 def test_floats_stay_floats_where_settings_are_moved_by_hand() -> None:
     cpu, cuda = 'device="cpu"', 'device="cuda"'
     for dtypes, device, floats in ((["float32"], "cpu", cpu), (["float32"], "cuda:0", cuda), (["uint8"], "cpu", "")):
