@@ -341,8 +341,9 @@ def _cheaper_threads(at: Situation) -> Iterable[Change]:
     if stalled >= HARDLY:
         yield Change(
             family="stage", remedy="cheaper work in other threads", target=place, effort=Effort.CODE, at_most=True,
-            then=replace(at.now, step_s=at.now.step_s * (1.0 - stalled)), extra_error=0.5 * stalled,
-            ceiling_times=math.inf,
+            then=replace(at.now, step_s=at.now.step_s * (1.0 - stalled), worker_cpu_s=0.0,
+                         trainer_cpu_s=at.now.trainer_cpu_s * (1.0 - stalled)),
+            extra_error=0.5 * stalled, ceiling_times=math.inf,
             why=f"the model waits up to {units.percent(stalled)} of its time for the cores that {place} takes: "
             "this is what it would give if that cost nothing",
             command=lines_of(at.recording, place.rpartition(":")[2]),
