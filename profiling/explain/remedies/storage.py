@@ -229,7 +229,7 @@ def _changes(at: Situation, loader: LoaderSeen, trial: Trial) -> Iterable[str]:
         yield f"pictures are stored at {size} px of the short side{loss}: {given} is made of smaller ones"
     if trial.loader == "feedline" and not _fits(loader):
         yield OWN_CROPS if trains(at) else MIDDLES
-        if loader.sampler and loader.sampler not in (loader.refused or ""):
+        if trains(at) and loader.sampler and loader.sampler not in (loader.refused or ""):
             yield f"samples come in random order, each once an epoch, without your {loader.sampler}"
 
 
