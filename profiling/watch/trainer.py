@@ -269,8 +269,8 @@ def own_work(frame: FrameType) -> str | None:
 
 def _own(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the script's own."""
-    own = next((one for one in frames(frame) if not is_library(one.f_code.co_filename)), None)
-    return None if own is None or is_ours(own.f_code.co_filename) else own
+    files = ((one, one.f_code.co_filename) for one in frames(frame))
+    return next((one for one, file in files if not (is_library(file) or is_ours(file))), None)
 
 
 def asked_for(frame: FrameType, place: Place, pinning: str | None, *, working: bool) -> Place:

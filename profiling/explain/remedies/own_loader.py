@@ -175,6 +175,8 @@ def _why_workers(at: Situation, then: Throughput) -> str:
         size = units.size(at.measured.loader.batch_bytes)
         tensors = count_of(at.measured.loader.batch_tensors or 0, "tensor")
         return Vain(f"a batch has {tensors}, {size}: a worker sends each on its own, longer than making them takes")
+    if not at.now.workers and at.measured.loader and at.measured.loader.background:
+        return "a thread of the training process prepares every batch: a worker does not share Python's lock with it"
     if not at.now.workers:
         return "the training process prepares every batch itself: a worker would prepare the next while it computes"
     gains, binding, cores = then.rate() > SOME * at.now.rate(), then.binding(), at.measured.machine.cores

@@ -157,7 +157,9 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
 
 
 def _why_prepared(at: Situation, trial: Trial, then: Throughput) -> str:
-    cost, before = units.seconds(then.worker_s), units.seconds(at.now.worker_s or None)
+    loader, workers, cost = at.measured.loader, at.measured.workers, units.seconds(then.worker_s)
+    in_thread = loader is not None and loader.background and not workers.alone_s  # `now.worker_s` is what is waited
+    before = units.seconds((workers.cpu_s if in_thread else at.now.worker_s) or None)
     own = ", your own transforms with it" if trial.loader == "feedline" and own_transforms(at) else ""
     why = f"one sample then takes {cost} of a worker instead of {before}{own}, measured on {trial.samples} of yours"
     times = _model_times(at) if trial.loader == "feedline" else 1.0

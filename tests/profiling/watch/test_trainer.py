@@ -2,6 +2,7 @@
 
 import functools
 import os
+import queue
 import socket
 import sys
 import threading
@@ -472,3 +473,31 @@ def test_what_other_threads_compute_is_told_by_their_function() -> None:
     (trainer,) = seen.recording.trainers
     assert set(trainer.beside_cpu_s) == {"test_trainer.py:counting"}
     assert trainer.beside_cpu_s["test_trainer.py:counting"] > 0.05 * trainer.seconds
+
+
+class Costly(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 800
+
+    def __getitem__(self, index: int) -> Any:
+        until_s = time.thread_time() + 0.004
+        while time.thread_time() < until_s:
+            pass
+        return torch.rand(4), 0
+
+
+def test_what_a_thread_takes_for_the_samples_it_draws_is_their_cost() -> None:
+    training, ready = Training(), queue.Queue[Any](4)
+
+    def draw() -> None:
+        for batch in DataLoader(Costly(), batch_size=8):
+            ready.put(batch)
+
+    with Profile(resources=False) as seen:
+        threading.Thread(target=draw, daemon=True).start()
+        for _ in range(100):
+            training.step(ready.get())
+    assert seen.recording.loaders[0].background
+    beside_cpu_s = seen.recording.trainers[0].beside_cpu_s
+    assert max(beside_cpu_s, key=lambda name: beside_cpu_s[name]) == "test_trainer.py:Costly.__getitem__"
+    assert 0.002 < (seen.recording.costs.worker_cpu_s or 0.0) < 0.008
