@@ -66,7 +66,7 @@ def what_may_help(diagnosis: Diagnosis) -> Section | None:
         if any(p.family == "layout" for p in open_) and not diagnosis.recording.legs:
             narrowed += ", --legs measure what channels_last gives"
         words = (
-            "These gains are too small or too uncertain to be told from none: "
+            "These gains are small, or too uncertain to be told from none: "
             f"{narrowed}; what is only typical is best tried"
             f"{', before hardware is bought' if any(p.bought for p in open_) else ''}."
         )

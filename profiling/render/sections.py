@@ -115,8 +115,9 @@ class Remedies:
         return units.gain(one.gain, one.gain_low, one.gain_high, at_most=one.at_most)
 
     def terms(self, one: Prediction) -> dict[str, str]:
-        """What it gives, takes, needs, changes."""
-        rate, epochs = units.rate(one.high if one.at_most else one.samples_per_s, self.unit), one.break_even_epochs
+        """What it gives, takes, needs, changes. Of a bound, as many samples/s as its gain makes of the rate now."""
+        most = one.gain_high / one.gain if one.at_most and one.gain else 1.0
+        rate, epochs = units.rate(one.samples_per_s * most, self.unit), one.break_even_epochs
         terms = {
             "gives": f"at most {rate}" if one.at_most else f"{rate} ({units.spread(one.low, one.high)})",
             "takes": one.cost + (f", paid back after {_epochs(epochs)}" if epochs is not None else ""),
