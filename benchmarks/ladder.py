@@ -31,11 +31,12 @@ from feedline.pipeline.base.settings import check_limits, limited
 from feedline.pipeline.base.status_line import status_line
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.format.manifest import read_manifest, refuse_address
+from feedline.preprocess.config import parse_output
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
-from feedline.profiling.explain.remedies.remedy import image_size
+from feedline.profiling.explain.remedies.remedy import image_size, squares
 from feedline.profiling.record.host import describe_host
 from feedline.profiling.record.recording import Recording
 
@@ -134,14 +135,15 @@ def ascend(config: LadderConfig, say: Say = lambda _: None, advance: Advance | N
     workers = usable_cores() if config.num_workers is None else config.num_workers
     recording = profile(config, script, say)
     loader = training_loader(recording)
-    raw_px = image_size(recording.train_loader)
-    prepared = config.prepared or prepare(config, raw_px, say)
-    shards, raw = find_train(prepared, "jpeg"), raw_shards(prepared, raw_px)
+    raw_px, resize = image_size(recording.train_loader), squares(recording.train_loader)
+    form = f"{raw_px}:raw:{resize}" if raw_px else ""
+    prepared = config.prepared or prepare(config, form, say)
+    shards, raw = find_train(prepared, "jpeg"), raw_shards(prepared, raw_px, resize)
     px = read_manifest(shards).settings.get("size_px") or SIZE_PX
-    recording = with_trials(recording, px, raw_px)
+    recording = with_trials(recording, px, form)
     rungs = rungs_of(workers, shards, raw)
     if raw is None:
-        none = f"{prepared} has none of {raw_px} px (--output {raw_px}:raw:square)"
+        none = f"{prepared} has none of {raw_px} px (--output {form})"
         say(f"without a rung of raw shards: {none if raw_px else 'no size of the images the model sees is known'}")
     if not any(rung.key == "shards" for rung in rungs):
         say("without stock webdataset's rung, which takes `pip install webdataset`")
@@ -201,23 +203,25 @@ def training_loader(recording: Recording) -> int:
     return [one.id for one in recording.loaders if one.kind == "torch"].index(found.id)
 
 
-def raw_shards(prepared: Path, px: int | None) -> Path | None:
-    """The train split of raw pixels at this size, where there is one."""
+def raw_shards(prepared: Path, px: int | None, resize: str) -> Path | None:
+    """The train split of raw pixels at this size, where there is one: of whole pictures where the script shows them
+    (`squares`)."""
+    middles = ("square", "crop") if resize == "stretch" else ()
     return next((split for split, manifest in train_splits(prepared)
-                 if (manifest.codec, manifest.settings.get("size_px")) == ("raw", px)), None)  # fmt: skip
+                 if (manifest.codec, manifest.settings.get("size_px")) == ("raw", px)
+                 and manifest.settings.get("resize") not in middles), None)  # fmt: skip
 
 
-def prepare(config: LadderConfig, raw_px: int | None, say: Say) -> Path:
-    """JPEG shards, and raw ones at the script's own size where that is known."""
-    raw = ["--output", f"{raw_px}:raw:square"] if raw_px else []
-    return kept_shards(config.source, ["--output", f"{config.size_px or SIZE_PX}:jpeg", *raw], config.work, say)
+def prepare(config: LadderConfig, raw: str, say: Say) -> Path:
+    """JPEG shards, and raw ones in this form where the script's own size is known."""
+    forms = [f"{config.size_px or SIZE_PX}:jpeg", *([raw] if raw else [])]
+    return kept_shards(config.source, [word for form in forms for word in ("--output", form)], config.work, say)
 
 
-def with_trials(recording: Recording, size_px: int, raw_px: int | None) -> Recording:
+def with_trials(recording: Recording, size_px: int, raw: str) -> Recording:
     """The recording with what loading its own samples would cost from the shards that will be climbed on; with the
     trials it has where the samples are gone."""
-    raw = [Output(codec="raw", size_px=raw_px, resize="square")] if raw_px else []
-    forms = (Output(codec="keep"), Output(codec="jpeg", size_px=size_px), *raw)
+    forms = (Output(codec="keep"), Output(codec="jpeg", size_px=size_px), *([parse_output(raw)] if raw else []))
     return replace(recording, trials=what_if(recording, forms=forms, script_loader=True) or recording.trials)
 
 

@@ -32,6 +32,7 @@ from feedline.pipeline.base.scratch import scratch_folder
 from feedline.pipeline.base.settings import IMAGENET_MEAN, IMAGENET_STD
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.pillow import NAMES
+from feedline.pipeline.draw.regions import Augment
 from feedline.pipeline.format import manifest as shards
 from feedline.pipeline.format import shard_tar
 from feedline.preprocess.fingerprint import fingerprint
@@ -57,17 +58,20 @@ def what_if(recording: Recording, *, forms: Sequence[Output] | None = None, **op
     Without `forms`, those that fit its crops, and none where `needless` says why; by the usual PIL transforms, too,
     where feedline's loader does not take those of the script over. Options are those of `trials`."""
     loader, crop_px = recording.train_loader, image_size(recording.train_loader) or 224
+    stretched = loader is not None and loader.stretched
     if forms is None:
-        forms = () if needless(recording) else forms_for(crop_px)
+        forms = () if needless(recording) else forms_for(crop_px, stretched=stretched)
         options = {"script_loader": loader is not None and bool(loader.refused), **options}
-    return trials(recording.sample_paths, crop_px, forms=forms, **options)
+    return trials(recording.sample_paths, crop_px, forms=forms, stretched=stretched, **options)
 
 
-def forms_for(crop_px: int) -> tuple[Output, ...]:
-    """None has less resolution than the crop."""
-    stored_px = math.ceil(MARGIN * crop_px / STEP_PX) * STEP_PX
-    sized = [Output(codec=codec, size_px=stored_px) for codec in ("jpeg", "planes")]
-    raw = [Output(codec="raw", size_px=stored_px, resize="square")] if stored_px <= MOST_RAW_PX else []
+def forms_for(crop_px: int, *, stretched: bool = False) -> tuple[Output, ...]:
+    """None has less resolution than the crop; of whole pictures stretched to squares each has the very pixels."""
+    stored_px = crop_px if stretched else math.ceil(MARGIN * crop_px / STEP_PX) * STEP_PX
+    how: dict[str, Any] = {"resize": "stretch", "filter": "bilinear"} if stretched else {}
+    sized = [Output(codec=codec, size_px=stored_px, **how) for codec in ("jpeg", "planes")]
+    square: dict[str, Any] = {"codec": "raw", "resize": "square"} | how
+    raw = [Output(size_px=stored_px, **square)] if stored_px <= MOST_RAW_PX else []
     return (Output(codec="keep"), *sized, *raw)
 
 
@@ -103,16 +107,19 @@ def trials(
     samples: int = 200,
     rounds: int = 3,
     script_loader: bool = False,
+    stretched: bool = False,
 ) -> list[Trial]:
     """One trial per form and loader, on at most so many samples. Files that are no images (nor tars of images) are
-    passed over. `script_loader`: also with the usual PIL transforms, where torchvision is installed."""
+    passed over. `script_loader`: also with the usual PIL transforms, where torchvision is installed. `stretched`:
+    whole pictures as squares are loaded, not random crops."""
     originals = [data for data in samples_of(paths, samples) if is_usable(data)] if forms else []
     if not originals:
         return []
-    transform = usual_transform(image_size_px) if script_loader else None
+    transform = usual_transform(image_size_px, stretched=stretched) if script_loader else None
+    augment = Augment(whole=stretched)
     with scratch_folder("whatif") as folder, ExitStack() as stack:
         made = [prepare_form(originals, form, folder) for form in forms]
-        ways = [(form, *way) for form in made for way in ways_to_load(form, image_size_px, transform, stack)]
+        ways = [(form, *way) for form in made for way in ways_to_load(form, image_size_px, augment, transform, stack)]
         costs: list[list[float]] = [[] for _ in ways]
         for turn in range(rounds + 1):
             for (_, _, load), measured in zip(ways, costs, strict=True):
@@ -249,14 +256,15 @@ Transform = Callable[[Image.Image], Any]
 
 
 def ways_to_load(
-    form: Form, image_size_px: int, transform: Transform | None, stack: ExitStack
+    form: Form, image_size_px: int, augment: Augment, transform: Transform | None, stack: ExitStack
 ) -> Iterator[tuple[str, Load]]:
     """With feedline's loader in this process, which `stack` closes, and as the script would. What cannot be loaded
     fails in the call."""
     from feedline.pipeline.loader import Loader
 
     batch_size = min(32, len(form.members))
-    loader = Loader(form.split, batch_size=batch_size, image_size=image_size_px, num_workers=0, seed=1)
+    options: dict[str, Any] = {"batch_size": batch_size, "image_size": image_size_px, "augment": augment}
+    loader = Loader(form.split, num_workers=0, seed=1, **options)
     stack.callback(loader.close)
     yield "feedline", lambda: sum(len(labels_N) for _, labels_N in loader)
     if transform is not None and (form.output.form.image_file or not form.output.form.lossy):
@@ -287,15 +295,15 @@ def decode_s(data: bytes, asked_px: int) -> float:
     return time.thread_time() - started_s
 
 
-def usual_transform(size_px: int) -> Transform | None:
-    """RandomResizedCrop, flip, float, normalised; None without torchvision."""
+def usual_transform(size_px: int, *, stretched: bool) -> Transform | None:
+    """RandomResizedCrop or Resize, flip, float, normalised; None without torchvision."""
     try:
         from torchvision import transforms
     except ImportError:
         return None
     normalize = transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)
-    steps = [transforms.RandomResizedCrop(size_px), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    return transforms.Compose([*steps, normalize])
+    first = transforms.Resize((size_px, size_px)) if stretched else transforms.RandomResizedCrop(size_px)
+    return transforms.Compose([first, transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalize])
 
 
 def cpu_s_per_sample(load: Load) -> float:

@@ -1,8 +1,9 @@
 """`Loader.like(dataloader, split)`: the settings of a user's own torch DataLoader, in the loader's words.
 
-Understood are torchvision's usual transforms, v1 and v2: RandomResizedCrop or Resize + CenterCrop, flip, ToTensor and
-its v2 spellings, Normalize; what comes between crop and ToTensor and works on PIL images or uint8 tensors
-(ColorJitter, RandAugment, …) is kept and runs in the workers. What is not understood is refused by name, not dropped.
+Understood are torchvision's usual transforms, v1 and v2: RandomResizedCrop, Resize + CenterCrop or Resize((N, N)),
+flip, ToTensor and its v2 spellings, Normalize; what comes between crop and ToTensor and works on PIL images or uint8
+tensors (ColorJitter, RandAugment, …) is kept and runs in the workers. What is not understood is refused by name, not
+dropped.
 """
 
 import warnings
@@ -75,12 +76,16 @@ def options_like(
     return options | _Recipe(_flatten(dataset.transform)).options(try_steps=try_steps) | dict(given)
 
 
-def check_same_data(dataset: Any, manifest: "Manifest", labels_N: npt.NDArray[np.int32]) -> None:
+def check_same_data(dataset: Any, manifest: "Manifest", labels_N: npt.NDArray[np.int32], *, whole: bool) -> None:
     """Raises UsageError where the shards cannot hold the dataset's samples with the dataset's labels.
 
     `labels_N` are the shards' own. Compared are the number of samples, the class names, how many samples each class
-    has, and in a folder dataset the label of a path with its class folder (of LOOKS paths at most).
+    has, and in a folder dataset the label of a path with its class folder (of LOOKS paths at most). `whole`: it shows
+    whole pictures, of which some shards have only the middle.
     """
+    if whole and manifest.settings.get("resize") in ("square", "crop"):
+        raise UsageError("the shards hold the middle square of each picture, Resize((N, N)) shows all of it: "
+                         "prepare with --resize stretch")  # fmt: skip
     if len(dataset) not in (manifest.samples, sum(shard.planned_samples for shard in manifest.shards)):
         raise UsageError(
             f"the DataLoader's dataset has {len(dataset):,} samples, the shards {manifest.samples:,}: were they made "
@@ -208,16 +213,15 @@ class _Recipe:
         self._augment: dict[str, Any] = {"train": False, "flip": 0.0}
         self._resize_px: int | None = None
         self._crop, self._px = "", 0
-        self._flipped = self._own = self._float = False
+        self._flips = self._own = self._float = False
         self._tail: list[Any] = []
         for step in steps:
             self._read(step, _name(step))
 
     def options(self, *, try_steps: bool) -> dict[str, Any]:
         if not self._crop:
-            raise UsageError(
-                f"the DataLoader's transforms have no RandomResizedCrop or CenterCrop: no image size. {KEEP}"
-            )
+            crops = "RandomResizedCrop, CenterCrop or Resize((N, N))"
+            raise UsageError(f"the DataLoader's transforms have no {crops}: no image size. {KEEP}")
         augment = Augment(**self._augment)
         options = self._options | {"image_size": self._px, "augment": augment, "train": augment.train}
         if self._float:
@@ -244,8 +248,9 @@ class _Recipe:
             self._options |= dict(zip(("mean", "std"), map(tuple, of_three), strict=True))
         elif name in _CROPS:
             self._cut(step, name)
-        elif name == "RandomHorizontalFlip" and self._augment["train"] and not self._flipped and not self._own:
-            self._augment["flip"], self._flipped = float(step.p), True
+        elif name == "RandomHorizontalFlip" and self._flips and not self._own:
+            self._augment |= {"train": True, "flip": float(step.p)}
+            self._flips = False
         elif self._crop and not self._float:
             self._tail.append(step)
             self._own = True
@@ -275,15 +280,16 @@ class _Recipe:
         if name == "Resize":
             if self._resize_px is not None:
                 raise _refused("a second Resize")
-            if len(sides) > 1:
-                raise UsageError(f"Resize to {sides} changes the aspect: prepare with --resize stretch, then "
-                                 f"Loader(split, image_size={sides[0]}), or {KEEP}")  # fmt: skip
-            self._resize_px = int(sides[0])
-            return
+            if len(sides) == 1:
+                self._resize_px = int(sides[0])
+                return
         if len(set(sides)) != 1:
             raise UsageError(f"{name} to {sides}: the loader gives square images only")
         self._crop, self._px = name, int(sides[0])
-        if name == "RandomResizedCrop":
+        self._flips = name != "CenterCrop"
+        if name == "Resize":
+            self._augment["whole"] = True
+        elif name == "RandomResizedCrop":
             if self._resize_px is not None:
                 raise _refused(
                     "Resize before RandomResizedCrop", f"prepare with --size {self._resize_px} and leave it out"

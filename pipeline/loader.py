@@ -121,7 +121,8 @@ class Loader:
         from feedline.pipeline.like import check_same_data, options_like  # torch.utils.data: nobody else needs it
 
         loader = cls(split, **options_like(dataloader, options))
-        check_same_data(dataloader.dataset, loader.manifest, loader.split.stored_labels_N)
+        stored, whole = loader.split.stored_labels_N, loader.config.drawing.whole
+        check_same_data(dataloader.dataset, loader.manifest, stored, whole=whole)
         return loader
 
     def __reduce__(self) -> NoReturn:

@@ -31,6 +31,8 @@ class Augment:
     """Probability of a horizontal flip."""
     crop_fraction: float = 224 / 256
     """Evaluation: the centre crop's side over the resized short side."""
+    whole: bool = False
+    """The whole image in place of a crop, stretched to a square, as Resize((N, N)) does."""
 
     def __post_init__(self) -> None:
         try:
@@ -47,7 +49,7 @@ class Augment:
     @property
     def shows_as_stored(self) -> bool:
         """Whether an image of the wanted size comes out as it went in: every pixel, none of them changed."""
-        return not self.train and self.crop_fraction == 1
+        return not self.train and (self.whole or self.crop_fraction == 1)
 
 
 class Region(NamedTuple):
@@ -65,6 +67,9 @@ class Region(NamedTuple):
 def choose(width_px: int, height_px: int, out_px: int, augment: Augment, seed: int, epoch: int,
            sample: int) -> Region:  # fmt: skip
     """The region of an image of this size that the sample shows in this epoch; `out_px` is the output's side."""
+    if augment.whole:
+        flip = augment.train and _draws(seed, epoch, sample, 0)[0] < augment.flip * 2**32
+        return Region(0, 0, width_px, height_px, flip)
     if augment.train:
         return random_region(width_px, height_px, augment, seed, epoch, sample)
     return centre_region(width_px, height_px, out_px, augment)

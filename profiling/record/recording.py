@@ -74,6 +74,8 @@ class LoaderSeen:
     """What draws its samples, where that is not torch's of each sample once."""
     transforms: list[str] = field(default_factory=list)
     """Names of the transforms seen, in their order where the dataset shows it."""
+    stretched: bool = False
+    """They show whole pictures as squares: a Resize((N, N)), and no crop."""
     batch_dtypes: list[str] = field(default_factory=list)
     """Of the tensors in a batch, e.g. ["float32", "int64"]."""
     batch_shapes: list[list[int]] = field(default_factory=list)

@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -43,6 +43,7 @@ def settings(one: Any) -> dict[str, Any]:
         return quietly(lambda: getattr(home, name, None))
 
     dataset, sampler = of(one, "dataset"), of(one, "batch_sampler")
+    steps = quietly(lambda: _steps(dataset if dataset is not None else of(one, "config"))) or []
     homes = [of(one, "fake_l"), one, of(one, "config")]  # fastai's, and of feedline's
 
     def told(name: str) -> Any:
@@ -59,7 +60,8 @@ def settings(one: Any) -> dict[str, Any]:
         "dataset_samples": _length(dataset),
         "folder": quietly(lambda: _folder(dataset)),
         "sampler": quietly(lambda: _own_sampler(one)),
-        "transforms": quietly(lambda: _transforms(dataset if dataset is not None else of(one, "config"))) or [],
+        "transforms": quietly(lambda: _names(steps)) or [],
+        "stretched": quietly(lambda: _stretched(steps)) or bool(of(of(of(one, "config"), "augment"), "whole")),
     }
 
 
@@ -122,8 +124,8 @@ def held_by(one: Any) -> dict[str, Any]:
     return vars(one) if hasattr(one, "__dict__") else {}
 
 
-def _transforms(dataset: Any) -> list[str]:
-    """Names of the members of a Compose (or of the one callable) that the dataset holds, or feedline's config."""
+def _steps(dataset: Any) -> list[Any]:
+    """Members of a Compose (or the one callable) that the dataset holds, or feedline's config."""
     held = held_by(innermost(dataset))
     names = ("transform", "transforms", "preprocess", "batch_transform")
     found = next((held[name] for name in names if held.get(name) is not None), None)
@@ -132,10 +134,21 @@ def _transforms(dataset: Any) -> list[str]:
     if found is None:
         return []
     members = getattr(found, "transforms", None) or getattr(found, "steps", None)  # `Loader.like`'s
-    if not isinstance(members, list | tuple):
-        members = [found]
-    told = ((getattr(member, "__name__", None), type(member).__name__) for member in members[:32])
+    return list(members[:32]) if isinstance(members, list | tuple) else [found]
+
+
+def _names(steps: Sequence[Any]) -> list[str]:
+    told = ((getattr(step, "__name__", None), type(step).__name__) for step in steps)
     return [name if name and isinstance(name, str) else of_type for name, of_type in told]
+
+
+def _stretched(steps: Sequence[Any]) -> bool:
+    """torchvision's Resize has a `size`, that of albumentations `height` and `width`."""
+    if any("crop" in type(step).__name__.lower() for step in steps):
+        return False
+    resizes = [step for step in steps if type(step).__name__ == "Resize"]
+    sizes = [getattr(step, "size", None) or (step.height, step.width) for step in resizes]
+    return any(not isinstance(size, int) and len(size) == 2 and size[0] == size[1] for size in sizes)
 
 
 def _folder(dataset: Any) -> str | None:

@@ -150,7 +150,7 @@ def test_a_record_of_another_script_is_refused(tmp_path: Path, seen: Script, ask
 def test_trials_are_kept_where_the_samples_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [Trial(codec="jpeg", size_px=256, samples=9, load_cpu_s_per_sample=1e-3)]
     monkeypatch.setattr(ladder, "what_if", lambda *_, **__: [])
-    assert ladder.with_trials(made(trials=trials), 256, 64).trials == trials
+    assert ladder.with_trials(made(trials=trials), 256, "64:raw:square").trials == trials
 
 
 def test_the_training_loader_is_the_recordings_own() -> None:
@@ -169,22 +169,25 @@ def test_the_training_loader_is_the_recordings_own() -> None:
         ladder.training_loader(made(loaders=[replace(loaders[2], refused="a Subset of a dataset cannot be carried")]))
 
 
+@pytest.mark.parametrize("resize", ["square", "stretch"])
 def test_prepared_shards_are_climbed_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path, resize: str
 ) -> None:
-    """Predicted for their own size; without raw ones that rung is left out, and that is said."""
-    out, outputs = tmp_path / "OUT", (Output(codec="jpeg", size_px=32),)
+    """Predicted for their own size; without raw ones that show what the script does that rung is left out, and that
+    is said."""
+    out, outputs = tmp_path / "OUT", [Output(codec="jpeg", size_px=32)]
+    outputs += [Output(codec="raw", size_px=64, resize="square")] if resize == "stretch" else []
     run_prepare(
-        PrepareConfig(source=str(tiny_folder), out=str(tmp_path / "OUT"), outputs=outputs, engine="processes")
+        PrepareConfig(source=str(tiny_folder), out=str(tmp_path / "OUT"), outputs=tuple(outputs), engine="processes")
     )
     sixty_four = LoaderSeen(id=0, kind="torch", phase="train", refused="", batch_shapes=[[32, 3, 64, 64], [32]])
-    made(loaders=[sixty_four]).save(tmp_path / "profile.json")
+    made(loaders=[replace(sixty_four, stretched=resize == "stretch")]).save(tmp_path / "profile.json")
     script = tmp_path / "train.py"
     script.touch()
     seen: dict[str, Any] = {}
 
-    def tried(recording: Recording, shards_px: int, raw_px: int | None) -> Recording:
-        seen["sizes"] = (shards_px, raw_px)
+    def tried(recording: Recording, shards_px: int, raw: str) -> Recording:
+        seen["forms"] = (shards_px, raw)
         return recording
 
     def climbed_no_rung(_: Any, rungs: list[Rung], *__: Any) -> None:
@@ -198,9 +201,9 @@ def test_prepared_shards_are_climbed_as_they_are(
                           profiled=tmp_path / "profile.json")  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
         ladder.ascend(config, notes.append)
-    assert seen["sizes"] == (32, 64)
+    assert seen["forms"] == (32, f"64:raw:{resize}")
     assert "raw" not in seen["rungs"] and "loader" in seen["rungs"]
-    assert any("--output 64:raw:square" in note for note in notes)
+    assert any(f"--output 64:raw:{resize}" in note for note in notes)
 
 
 def test_a_profile_is_kept_until_its_script_or_module_changes(
@@ -241,5 +244,7 @@ def test_another_size_or_a_changed_source_has_shards_of_its_own(
     for size, name in ((256, "a.png"), (256, "a.png"), (128, "a.png"), (128, "b.png")):
         if not (photos / name).exists():
             Image.new("RGB", (8, 8)).save(photos / name)
-        prepare(LadderConfig(source=tmp_path / "photos", argv=[], work=tmp_path, size_px=size), 64, print)
+        prepare(
+            LadderConfig(source=tmp_path / "photos", argv=[], work=tmp_path, size_px=size), "64:raw:square", print
+        )
     assert outs[0] == outs[1] and len(set(outs)) == 3

@@ -141,6 +141,17 @@ def test_no_form_has_less_resolution_than_the_crop(crop_px: int, stored_px: int)
     assert ("raw" in {form.codec for form in forms}) == (stored_px <= 128)
 
 
+def test_whole_pictures_as_squares_are_tried_as_the_script_shows_them(photos: list[Path]) -> None:
+    forms = forms_for(65, stretched=True)
+    assert {(one.codec, one.size_px, one.resize) for one in forms[1:]} == {
+        (codec, 65, "stretch") for codec in ("jpeg", "planes", "raw")
+    }
+    tried = trials(photos, 65, forms=forms, samples=4, rounds=1, script_loader=True, stretched=True)
+    assert {one.codec for one in tried if one.loader == "feedline"} == {"as-is", "jpeg", "planes", "raw"}
+    (raw,) = [one for one in tried if one.codec == "raw" and one.loader == "feedline"]
+    assert raw.bytes_per_sample < 65 * 65 * 3 + 200
+
+
 def test_names_say_nothing_of_what_a_file_is(photos: list[Path], tmp_path: Path) -> None:
     """Images without a suffix or with a wrong one, in tars that are called something else."""
     plain = [photo.rename(tmp_path / f"blob-{photo.stem}") for photo in photos[:3]]

@@ -1,6 +1,7 @@
 """A user's DataLoader, with one line changed, gives batches of the same kind from the shards."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,28 @@ def test_evaluation_gives_the_same_numbers_to_a_rounding(folder: Path, split: Pa
         assert (images - expected).abs().mean() < 0.06, "about 4 grey levels: one resize instead of two steps"
 
 
+@pytest.mark.parametrize("flip", [None, 0.0, 1.0])
+def test_whole_pictures_stretched_to_squares_are_those_of_the_script(
+    folder: Path, split: Path, flip: float | None
+) -> None:
+    flips = [] if flip is None else [transforms.RandomHorizontalFlip(flip)]
+    theirs = dataloader(folder, [transforms.Resize((24, 24)), *flips, transforms.ToTensor()])
+    ours = Loader.like(theirs, split, rank=0, world_size=1)
+    for (images, _), (expected, _) in zip(ours, theirs, strict=True):
+        assert images.shape == expected.shape
+        assert (images - expected).abs().mean() < 0.01, "about 2 grey levels"
+
+
+def test_shards_of_middle_squares_have_no_whole_pictures(
+    folder: Path, split: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    manifest = shutil.copytree(split, tmp_path_factory.mktemp("squares") / "train") / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"shortest"', '"square"'))
+    theirs = dataloader(folder, [transforms.Resize((24, 24)), transforms.ToTensor()])
+    with pytest.raises(UsageError, match=r"middle square .*--resize stretch"):
+        Loader.like(theirs, manifest.parent)
+
+
 def test_training_settings_are_taken_over(folder: Path, split: Path) -> None:
     steps = [transforms.RandomResizedCrop(24, scale=(0.3, 1)), transforms.RandomHorizontalFlip(0.25),
              transforms.ToTensor(), transforms.Normalize(MEAN, STD)]  # fmt: skip
@@ -86,6 +109,9 @@ def test_version_2_transforms_and_colour_jitter_run_in_the_workers(folder: Path,
     [
         ([transforms.ToTensor()], "no image size"),
         ([transforms.RandomResizedCrop((8, 9)), transforms.ToTensor()], "square"),
+        ([transforms.Resize((8, 9)), transforms.ToTensor()], r"Resize to \[8, 9\]: .* square"),
+        ([transforms.Resize((9, 9)), transforms.CenterCrop(8), transforms.ToTensor()], "CenterCrop after Resize"),
+        ([transforms.Resize(9), transforms.Resize((8, 8)), transforms.ToTensor()], "a second Resize"),
         ([transforms.Pad(2), transforms.CenterCrop(8), transforms.ToTensor()], "Pad before the crop"),
         ([transforms.RandomResizedCrop(8), transforms.ToTensor(), transforms.RandomErasing()], "RandomErasing after"),
         ([transforms.RandomResizedCrop(8, interpolation=InterpolationMode.BICUBIC)], r"interpolation=bicubic\)"),

@@ -94,6 +94,11 @@ def image_size(loader: LoaderSeen | None) -> int | None:
     return max(sides) or None
 
 
+def squares(loader: LoaderSeen | None) -> str:
+    """How `feedline prepare --resize` makes squares of what the script shows: all of a picture, or its middle."""
+    return "stretch" if loader is not None and loader.stretched else "square"
+
+
 def trains(at: Situation) -> bool:
     """An optimiser stepped, or gradients were computed."""
     return at.recording.optimizer_steps > 0 or any(step.backward_s > 0 for step in at.recording.steps)

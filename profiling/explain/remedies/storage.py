@@ -23,6 +23,7 @@ from feedline.profiling.explain.remedies.remedy import (
     folder_of,
     image_size,
     native_crops,
+    squares,
     trains,
     unheld,
     without_handover,
@@ -174,9 +175,11 @@ def _why_prepared(at: Situation, trial: Trial, then: Throughput) -> str:
 
 
 def _prepare_command(at: Situation, trial: Trial) -> str:
-    square = ":square" if trial.codec == "raw" else ""
-    form = "--codec keep" if trial.codec == "as-is" else f"--output {trial.size_px}:{trial.codec}{square}"
-    return f"feedline prepare {folder_of(at, 'SOURCE')} OUT {form}"
+    resize = squares(at.measured.loader)
+    form = f"{trial.size_px}:{trial.codec}" + (f":{resize}" if trial.codec == "raw" or resize == "stretch" else "")
+    output = "--codec keep" if trial.codec == "as-is" else f"--output {form}"
+    bilinear = " --filter bilinear" if resize == "stretch" and trial.codec != "as-is" else ""
+    return f"feedline prepare {folder_of(at, 'SOURCE')} OUT {output}{bilinear}"
 
 
 def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:
@@ -199,7 +202,16 @@ def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:
         more += ",\n                transform=yours"
         gives += "; yours(image_HWC uint8) -> the same size"
     sizes = sizes if trains(at) else f", train=False{sizes}"
+    if loader.stretched:
+        imported = imported.replace("Loader\n", "Augment, Loader\n", 1)
+        still = "" if _mirrors(at) else ", flip=0" if trains(at) else ", train=False"
+        more = f",\n                augment=Augment(whole=True{still}){more}"
     return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{on_gpu}{more})\n# {gives}'
+
+
+def _mirrors(at: Situation) -> bool:
+    loader = at.measured.loader
+    return trains(at) and loader is not None and any("horizontalflip" in name.lower() for name in loader.transforms)
 
 
 def _needs(at: Situation, loader: LoaderSeen, trial: Trial) -> str:
@@ -225,12 +237,19 @@ def _changes(at: Situation, loader: LoaderSeen, trial: Trial) -> Iterable[str]:
     loss = f", re-encoded ({trial.psnr_db:.0f} dB)" if trial.psnr_db is not None else ""
     size, crop_px = trial.size_px, image_size(at.measured.loader)
     given = f"what the model gets ({crop_px} px)" if crop_px else "what the model gets"
-    if trial.codec == "raw":
+    if loader.stretched and trial.codec != "as-is":
+        if loss:
+            yield f"pictures are stored at {size} x {size} px{loss}"
+    elif trial.codec == "raw":
         yield f"pictures are stored as squares of {size} px: what lies outside is lost, {given} is made of them"
     elif trial.codec != "as-is":
         yield f"pictures are stored at {size} px of the short side{loss}: {given} is made of smaller ones"
     if trial.loader == "feedline" and not _fits(loader):
-        yield OWN_CROPS if trains(at) else MIDDLES
+        if loader.stretched:
+            order = "half of them mirrored" if _mirrors(at) else "" if trains(at) else "in the order of the shards"
+            yield ", ".join(filter(None, ["whole pictures stretched to squares are RGB and bilinear", order]))
+        else:
+            yield OWN_CROPS if trains(at) else MIDDLES
         if trains(at) and loader.sampler and loader.sampler not in (loader.refused or ""):
             yield f"samples come in random order, each once an epoch, without your {loader.sampler}"
 

@@ -103,6 +103,21 @@ def test_evaluation_shows_resize_and_centre_crop(codec: str, px: int) -> None:
         assert difference(got, expected) < (0.02 if codec == "raw" else TOLERANCE[codec])
 
 
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("px", [64, 224, 260])
+def test_whole_pictures_are_stretched_as_resize_does_and_flipped_as_often_as_asked(codec: str, px: int) -> None:
+    from torchvision.transforms import v2
+
+    for pixels in (PHOTO, np.ascontiguousarray(PHOTO[:, :222])):
+        expected, data = np.asarray(v2.Resize((px, px))(Image.fromarray(pixels))), member(codec, pixels)
+        tolerance = 0.02 if codec == "raw" else TOLERANCE[codec]
+        assert difference(fill(codec, data, px, Augment(train=False, whole=True)), expected) < tolerance
+        for flip, shown in ((0.0, expected), (1.0, expected[:, ::-1])):
+            assert difference(fill(codec, data, px, Augment(whole=True, flip=flip)), shown) < tolerance
+    flipped = [choose(8, 8, 8, Augment(whole=True, flip=0.25), 0, 0, sample).flip for sample in range(4000)]
+    assert 0.22 < np.mean(flipped) < 0.28
+
+
 def test_evaluation_at_full_size_is_a_full_decodes_centre() -> None:
     """The 256 to 224 case: nothing is resized, and only smooth chroma at the very edge can differ."""
     data = tiled_jpeg(PHOTO[:256, :341], 90)

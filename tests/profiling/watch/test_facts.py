@@ -130,6 +130,21 @@ def test_the_folder_of_classes_is_named_where_prepare_reads_it_as_the_script_doe
     assert told == [str(tmp_path / "all"), None, None, None]
 
 
+@pytest.mark.parametrize(
+    ("steps", "stretched"),
+    [
+        ({"Resize": {"size": (64, 64)}}, True), ({"Resize": {"size": [64, 64]}, "ToTensor": {}}, True),
+        ({"Resize": {"height": 64, "width": 64}}, True), ({"Resize": {"size": 64}}, False),
+        ({"Resize": {"size": (64, 48)}}, False), ({"Resize": {}}, False), ({}, False),
+        ({"Resize": {"size": (64, 64)}, "RandomCrop": {"size": 48}}, False),
+    ],
+)  # fmt: skip
+def test_whole_pictures_that_become_squares_are_known_by_their_resize(steps: dict[str, Any], stretched: bool) -> None:
+    members = [type(name, (), fields)() for name, fields in steps.items()]
+    dataset = SimpleNamespace(transform=SimpleNamespace(transforms=members))
+    assert settings(SimpleNamespace(dataset=dataset))["stretched"] is stretched
+
+
 def test_of_feedlines_loader_the_transforms_that_it_was_given_are_named() -> None:
     config = LoaderConfig(transform=Tail([Named()]))
     ours, without = (SimpleNamespace(config=one) for one in (config, LoaderConfig()))

@@ -98,6 +98,26 @@ def test_a_loop_that_trains_nothing_is_given_whole_pictures_in_order() -> None:
         assert ("train=False," in keep.command) is (steps == 0) is ("random order" not in keep.changes)
 
 
+def test_whole_pictures_stretched_to_squares_are_stored_as_what_the_script_shows() -> None:
+    jpeg, raw = trials_of(("jpeg", 64, 2e-4), ("raw", 64, 1e-5))
+    trials = [jpeg, replace(raw, psnr_db=None)]
+    seen = with_loader(made(trials=trials, ceiling=3000.0), batch_shapes=[[32, 3, 64, 64], [32]])
+    seen = with_loader(seen, stretched=True, refused="", transforms=["Resize"])
+    lossy, exact = (of_family(replace(seen, trials=[trial]), "shards")[0] for trial in trials)
+    assert "--output 64:raw:stretch --filter bilinear\n" in exact.command and "Loader.like(" in exact.command
+    assert exact.changes == "" and lossy.changes == "pictures are stored at 64 x 64 px, re-encoded (40 dB)"
+    own = with_loader(seen, refused="Files.__getitem__ is code of its own")
+    flipped = with_loader(own, transforms=["Resize", "RandomHorizontalFlip"])
+    idle = replace(own, optimizer_steps=0)
+    for script, augment, order in (
+        (own, "whole=True, flip=0", ""), (flipped, "whole=True", ", half of them mirrored"),
+        (idle, "whole=True, train=False", ", in the order of the shards"),
+    ):  # fmt: skip
+        told = next(one for one in of_family(script, "shards") if one.settings["codec"] == "raw")
+        assert f"augment=Augment({augment})" in told.command and "import Augment, Loader\n" in told.command
+        assert told.changes == f"whole pictures stretched to squares are RGB and bilinear{order}"
+
+
 def test_tars_need_a_class_beside_each_picture_and_batches_of_pictures_alone_no_names() -> None:
     seen = with_loader(made(trials=TRIALS, ceiling=3000.0), refused="Files.__getitem__ is code of its own")
     tars = of_family(replace(seen, sample_paths=["a/0.tar"]), "shards")[0]
