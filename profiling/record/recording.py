@@ -76,6 +76,8 @@ class LoaderSeen:
     """Names of the transforms seen, in their order where the dataset shows it."""
     stretched: bool = False
     """They show whole pictures as squares: a Resize((N, N)), and no crop."""
+    normalize: list[list[float]] = field(default_factory=list)
+    """Mean and std of their Normalize, of values up to 1, three numbers each; [] without one."""
     batch_dtypes: list[str] = field(default_factory=list)
     """Of the tensors in a batch, e.g. ["float32", "int64"]."""
     batch_shapes: list[list[int]] = field(default_factory=list)

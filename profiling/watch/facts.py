@@ -61,6 +61,7 @@ def settings(one: Any) -> dict[str, Any]:
         "folder": quietly(lambda: _folder(dataset)),
         "sampler": quietly(lambda: _own_sampler(one)),
         "transforms": quietly(lambda: _names(steps)) or [],
+        "normalize": quietly(lambda: _normalize(steps)) or [],
         "stretched": quietly(lambda: _stretched(steps)) or bool(of(of(of(one, "config"), "augment"), "whole")),
     }
 
@@ -140,6 +141,14 @@ def _steps(dataset: Any) -> list[Any]:
 def _names(steps: Sequence[Any]) -> list[str]:
     told = ((getattr(step, "__name__", None), type(step).__name__) for step in steps)
     return [name if name and isinstance(name, str) else of_type for name, of_type in told]
+
+
+def _normalize(steps: Sequence[Any]) -> list[list[float]]:
+    """torchvision's works on what ToTensor has made, that of albumentations on bytes."""
+    (one,) = [step for step in steps if type(step).__name__ == "Normalize"]
+    up_to_one = getattr(one, "max_pixel_value", None) == 255 or "ToTensor" in _names(steps)
+    of_three = [[float(value) for value in of] for of in (one.mean, one.std)]
+    return of_three if up_to_one and all(len(of) == 3 for of in of_three) else []
 
 
 def _stretched(steps: Sequence[Any]) -> bool:

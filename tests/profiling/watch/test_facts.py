@@ -145,6 +145,22 @@ def test_whole_pictures_that_become_squares_are_known_by_their_resize(steps: dic
     assert settings(SimpleNamespace(dataset=dataset))["stretched"] is stretched
 
 
+@pytest.mark.parametrize(
+    ("steps", "known"),
+    [
+        ({"ToTensor": {}, "Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3}}, True),
+        ({"Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3, "max_pixel_value": 255.0}}, True),
+        ({"Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3}}, False),  # of whatever was made of the picture
+        ({"ToTensor": {}, "Normalize": {"mean": (0.5,), "std": (0.2,)}}, False), ({"ToTensor": {}}, False),
+    ],
+)  # fmt: skip
+def test_what_a_script_normalises_by_is_read(steps: dict[str, Any], known: bool) -> None:
+    members = [type(name, (), fields)() for name, fields in steps.items()]
+    dataset = SimpleNamespace(transform=SimpleNamespace(transforms=members))
+    told = settings(SimpleNamespace(dataset=dataset))["normalize"]
+    assert told == ([[0.5, 0.4, 0.3], [0.2, 0.2, 0.2]] if known else [])
+
+
 def test_of_feedlines_loader_the_transforms_that_it_was_given_are_named() -> None:
     config = LoaderConfig(transform=Tail([Named()]))
     ours, without = (SimpleNamespace(config=one) for one in (config, LoaderConfig()))

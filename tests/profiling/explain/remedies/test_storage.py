@@ -137,6 +137,9 @@ def test_floats_stay_floats_where_settings_are_moved_by_hand() -> None:
         assert shards.needs.endswith("the collate_fn pad cannot be carried over")
         assert ("mean=MEAN, std=STD)" in shards.command) == bool(floats) and floats in shards.command
         assert ("# uint8 NHWC" in shards.command) == (not floats)
+    seen = with_loader(seen, batch_dtypes=["float32"], normalize=[[0.5, 0.4, 0.3], [1 / 3, 0.25, 0.2]])
+    command = of_family(seen, "shards")[0].command
+    assert "mean=(0.5, 0.4, 0.3), std=(0.333333, 0.25, 0.2))\n# floats NCHW, normalised as yours" in command
 
 
 @pytest.mark.parametrize(
