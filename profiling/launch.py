@@ -11,6 +11,7 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -65,6 +66,8 @@ RECENT_S = 5.0
 ENDING_MOST_S = 600.0  # so long may it take to end; what hangs longer is terminated, too
 IDLE_MOST_S, IDLE_CPU_S, IDLE_BYTES = 60.0, 0.2, 1 << 20
 """What uses no more of a processor for so long, and writes no more, hangs."""
+CRASHES = (signal.SIGABRT, signal.SIGSEGV)
+"""What a process may die of as its interpreter ends, while threads of its own still compute."""
 GRACE_S = 3.0  # its workers end by themselves within this
 
 Report = Callable[[str], None]
@@ -75,8 +78,8 @@ class Run:
     recording: Recording
     journal: Journal
     status: int
-    """What the script ended with; 128 + n for signal n, to it or to this process. 0 once its verdict was known in a
-    diagnostic run and no signal ended it: what was asked for has been seen."""
+    """What the script ended with; 128 + n for signal n, to it or to this process. 0 once we ended its loop and nobody
+    else sent it a signal: what was asked for has been seen."""
     exit_status: int = 0  # what the script itself ended with, in any case
 
 
@@ -106,7 +109,7 @@ def launched(config: StudyConfig, report: Report = lambda _: None) -> Generator[
             must = "and all must leave a timed or diagnostic run together"
             raise UsageError(f"{here}, {must}: give --steps, without --seconds, --legs and --lines")
         own_status, diagnosed = _status_of(code), progress(journal).ended_by
-        ours = diagnosed is not None or (code > 0 and _ended_by_us(journal))
+        ours = diagnosed is not None or ((code > 0 or -code in CRASHES) and _ended_by_us(journal))
         if code and ours and not interrupts.number and -code not in PASSED_ON:
             code, stopped = 0, True
         by, error = _how_it_ended(journal, code, stopped=stopped)

@@ -155,7 +155,7 @@ def test_a_script_that_dies_of_a_signal_once_it_was_stopped_has_been_seen(tmp_pa
     script = tmp_path / "aborts.py"
     script.write_text(ABORTS)
     done = study(StudyConfig(argv=[str(script)], steps=20))
-    assert (done.status, done.recording.script.ended_by) == (128 + signal.SIGABRT, "steps")
+    assert (done.status, done.exit_status, done.recording.script.ended_by) == (0, 128 + signal.SIGABRT, "steps")
     assert len(done.recording.steps) == 20
 
 

@@ -189,8 +189,8 @@ def _keep_memory(at: Situation) -> str:
 def fewer_threads(at: Situation) -> Iterable[Change]:
     """For a model on the CPU whose threads wait at every operation for the one that has no core beside workers."""
     threads, count = int(at.measured.threads), at.now.workers
-    if threads < 2 or at.measured.crowded < CROWDED:
-        return
+    if threads < 2 or at.measured.crowded < CROWDED or at.measured.machine.others_cores:
+        return  # those of other programs make threads wait as well: what fewer give then cannot be told
     beside = f"{count_of(count, 'worker')} and its {threads} threads want the {threads} cores"
     taken = math.ceil(count * at.measured.workers.busy)
     for left in sorted({max(1, threads - taken), max(1, threads - count)}, reverse=True):

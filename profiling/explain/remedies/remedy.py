@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -117,6 +117,14 @@ def unheld(loader: LoaderSeen) -> str:
     more = [one for one in seen if one not in (*pictures, *classes)] + pictures[1:] + classes[1:]
     words = [f"{kind} ({', '.join(map(str, shape))}{',' * (len(shape) == 1)})" for kind, shape in more]
     return f"its batches have {' and '.join(words[:2])} beside them" if words else ""
+
+
+def several_views(loader: LoaderSeen) -> bool:
+    """All that its batches have more are pictures of the same kind and size, as transforms make them of one."""
+    kept: list[tuple[str, list[int]]] = []
+    for one in zip(loader.batch_dtypes, loader.batch_shapes, strict=False):
+        kept += [] if one in kept and len(one[1]) == 4 else [one]
+    return not unheld(replace(loader, batch_dtypes=[kind for kind, _ in kept], batch_shapes=[of for _, of in kept]))
 
 
 def native_crops(loader: LoaderSeen | None, seen: Iterable[str]) -> bool:

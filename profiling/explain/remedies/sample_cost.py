@@ -134,8 +134,12 @@ def _plain(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def place_of(at: Situation, stage: str) -> str:
-    return busiest(at.measured.workers.functions, stage)
+def place_of(at: Situation, stage: str, transform: str = "transform") -> str:
+    """Where the workers are busiest in a stage; of a transform by its name, in what is called like it."""
+    functions = at.measured.workers.functions
+    if stage == "transform" and transform != stage:
+        functions = {name: s for name, s in functions.items() if transform in re.split(r"[:.]", name)}
+    return busiest(functions, stage)
 
 
 def own_collate(at: Situation) -> bool:
@@ -203,10 +207,10 @@ def _cheaper(at: Situation, stage: str) -> Change:
         share = share_of(at, *(name for name in BUSY_STAGES if name not in ("collate", "send")))
     error = min(cure.error, left / 2)
     least, then, most = (_with_left(at, stage, share, each) for each in (left + error, left, left - error))
-    place = place_of(at, stage)
+    place = place_of(at, stage, target)
     librarys = stage == "transform" and _is_a_librarys(at, target)  # whose lines nobody changes
     where = f" in {place}" if place and own and not librarys else ""
-    hint = f" ({cure.hint})" if cure.hint and not (own and stage == "transform") else ""
+    hint = f" ({cure.hint})" if cure.hint and not (own and stage in ("transform", "collate")) else ""
     given = f"{units.percent(left)} of it is left, as {cure.known}" if left else AT_MOST
     what = "making samples" if once else "it"
     why: str = f"{what} takes {units.percent(share)} of {busy_time(at)}{where}: {given}{hint}"

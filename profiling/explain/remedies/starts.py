@@ -7,9 +7,10 @@ from dataclasses import replace
 from feedline.profiling.explain.measure.situation import HARDLY, Situation
 from feedline.profiling.explain.measure.workers import kept
 from feedline.profiling.explain.remedies.own_loader import iterates
-from feedline.profiling.explain.remedies.remedy import AT_MOST, Change, Effort, Remedy, Vain, loader_line
+from feedline.profiling.explain.remedies.remedy import AT_MOST, Change, Effort, Remedy, Vain, lines_of, loader_line
 from feedline.profiling.record import units
 
+WEBDATASETS = ("WebDataset", "DataPipeline", "FluidWrapper")
 ANEW = 0.4  # share of its passes, begun twice by some frameworks, from which a loader is made anew for each epoch
 KEPT = 0.02  # of what a sample costs, where its dataset has kept it
 SET_BETWEEN = "what the script sets in its dataset between epochs reaches the workers no more"
@@ -28,11 +29,13 @@ def faster_starts(at: Situation) -> Iterable[Change]:
     cause = at.measured.rates.start_share > 0.5 * at.measured.trainer.shares.data and not drawn
     if now.epoch_start_s >= HARDLY * whole_s and iterates(at):
         spares = "" if loader.persistent_workers else f"{kept_line}  # spares the processes\n"
+        begins = (loader.refused or "").partition(" is code")[0]
+        smaller = ".shuffle(100)  # webdataset: a small buffer; or .with_epoch(…): longer epochs"
         yield Change(
             family="stage", remedy="epochs that begin faster", target="start", effort=Effort.CODE, at_most=True,
             then=replace(now, epoch_start_s=0.0), cause=cause,
             why=f"{why}, in which its dataset's iterator begins anew (a shuffle buffer, say, is filled): {AT_MOST}",
-            command=f"{spares}.shuffle(100)  # webdataset: a small buffer; or .with_epoch(…): longer epochs",
+            command=spares + (smaller if begins.partition(".")[0] in WEBDATASETS else lines_of(at.recording, begins)),
         )  # fmt: skip
         return
     passes = 1 + max(epoch.epoch for epoch in at.recording.passes if epoch.loader == loader.id)

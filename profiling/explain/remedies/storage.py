@@ -23,6 +23,7 @@ from feedline.profiling.explain.remedies.remedy import (
     folder_of,
     image_size,
     native_crops,
+    several_views,
     squares,
     trains,
     unheld,
@@ -66,7 +67,7 @@ def prepared(at: Situation) -> Iterable[Change]:
     for trial in at.recording.trials:
         own_already = trial.codec == "as-is" and (trial.loader != "feedline" or loader.kind == "feedline")
         too_small = trial.size_px is not None and (trial.size_px < crop_px or (native and trial.smaller))
-        if own_already or too_small or (lacks and trial.loader == "feedline"):
+        if own_already or too_small or (lacks and (trial.loader == "feedline" or not several_views(loader))):
             continue
         for count in sorted({usual, *at.workers}):
             then = _with_trial(at, count, trial, as_is.get(trial.loader))

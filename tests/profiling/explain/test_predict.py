@@ -177,6 +177,9 @@ def test_an_iterator_that_begins_each_epoch_anew_is_not_cured_by_workers_that_st
         assert not of_family(found, "persistent")
         assert (first(found).family, first(found).target, first(found).at_most) == ("stage", "start", True)
         assert ("persistent_workers=True" in first(found).command) == (not kept)
+        assert first(found).command.splitlines()[-1].startswith(".shuffle(100)  # webdataset")
+    own = first(with_loader(seen, persistent_workers=True, refused="Photos.__iter__ is code of its own"))
+    assert own.command == "feedline profile --lines-of Photos.__iter__ train.py"
 
 
 def test_batches_made_in_the_main_thread_want_workers_first() -> None:
@@ -317,6 +320,9 @@ def test_threads_that_wait_for_each_other_lose_what_each_of_them_lacks() -> None
     assert measure(one).crowded == measure(one).lacks_cores > 0.1
     for seen in (filling, one):
         assert at(seen).now.step_s == pytest.approx(0.025 * (1 - measure(seen).crowded), rel=0.05)
+    beside = crowded(1.6, 0.3, trainer_cpu_s=0.042)
+    assert measure(beside).threads == 2 and measure(beside).crowded > 0.1 and measure(beside).machine.others_cores
+    assert not of_family(beside, "threads"), "what fewer give beside other programs cannot be told"
     (fewer,) = of_family(filling, "threads")
     assert (fewer.settings, fewer.command.split()[0]) == ({"threads": 1}, "torch.set_num_threads(1)")
     assert 1.1 < fewer.gain < 2 and not of_family(one, "threads")

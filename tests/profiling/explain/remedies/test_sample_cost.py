@@ -42,6 +42,14 @@ def test_lines_are_asked_of_what_has_that_name(transform: str, place: str, comma
     assert found.command == f"feedline profile {command} train.py"
 
 
+def test_a_transform_is_at_work_in_what_is_called_like_it() -> None:
+    """Not where the stage's other transforms are busiest."""
+    functions = {"transform Image.py:Image.resize:3": 5.0, "transform blur.py:Slow.__call__:9": 4.0}
+    for known, where in ((functions, " in blur.py:Slow.__call__:"), (dict(list(functions.items())[:1]), " time: ")):
+        found = of_family("stage", TRANSFORMING, transforms={"Slow": 9.0, "Resize": 5.0}, functions=known)
+        assert where in found.why and "Image.resize" not in found.why
+
+
 def test_what_is_decoded_elsewhere_than_in_pillow_may_be_no_picture() -> None:
     seen = made(stages={"decode": 0.004, "transform": 0.0002}, cores=2)
     for place, pictures in (("ImageFile.py:ImageFile.load", True), ("chunks.py:Chunks.read", False)):
