@@ -291,7 +291,10 @@ def statement(record: Mapping[str, Any]) -> dict[str, Any]:
         what = f"a model reaches {100 * most:.0f} % of the ceiling that was measured for it"
         return {"statement": f"Cannot tell: {what}: run it alone, with longer --window.", "fed_all": None}
     if worst["share"] >= FED:
-        words = f"{who} can feed {device}: {100 * worst['share']:.0f} % of its ceiling or more"
+        words = f"{who} can feed {device}: {100 * worst['share']:.0f} % of its ceiling"
+        if len(best) == 1:
+            return {"statement": f"{words} ({name} from {worst['way']}, its best way).", "fed_all": True}
+        words += " or more, each model in its best way"
         return {"statement": f"{words} ({name} from {worst['way']} is the least).", "fed_all": True}
     if not starving:
         words = f"{who} keep {device} waiting for {100 * worst['wait_fraction']:.0f} % of the time: {name} gets"

@@ -35,6 +35,8 @@ def compare_page(record: Row) -> Page:
     axes, cells, counts = record["axes"], record["cells"], sorted({cell["n"] for cell in record["cells"]})
     varied = [name for name, values in axes.items() if len(values) > 1]
     fixed = {AXES[name].word: values[0] for name, values in axes.items() if len(values) == 1}
+    splits = {str(cell["split"]) for cell in cells}
+    fixed |= {"shards": splits.pop()} if len(splits) == 1 else {}
     first, _, rest = record["statement"].partition(". ")
     method = (
         f"Each cell was measured {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} times for "

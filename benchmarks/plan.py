@@ -54,6 +54,8 @@ class PlanInputs:
     """Loading one prepared sample, on one core."""
     sample_bytes: float = limited(least=1 / MOST, most=MOST)
     """Prepared."""
+    picture_bytes: float | None = limited(None, 1 / MOST, MOST)
+    """Of them what reads at random places take: without tar headers and labels; None: all."""
     prepare_cpu_s: float | None = limited(None, 1 / MOST, MOST)
     """Preparing one original, on one core."""
     original_bytes: float | None = None
@@ -100,9 +102,11 @@ def make_plan(inputs: PlanInputs) -> Plan:
     """Pure."""
     core_s, bandwidth = inputs.load_cpu_s / inputs.core_speed, inputs.bandwidth_bytes_per_s
     limits = {"gpus": inputs.gpus * inputs.gpu_samples_per_s, "cores": HEADROOM * inputs.cores / core_s}
-    random = inputs.random_bytes_per_s or bandwidth
-    if random is not None:
-        limits["storage"] = random / inputs.sample_bytes
+    read_bytes = inputs.picture_bytes or inputs.sample_bytes
+    if inputs.random_bytes_per_s is not None:
+        limits["storage"] = inputs.random_bytes_per_s / read_bytes
+    elif bandwidth is not None:
+        limits["storage"] = bandwidth / inputs.sample_bytes
     ranked = sorted(limits, key=lambda name: limits[name])
     rate, dataset_bytes = limits[ranked[0]], inputs.images * inputs.sample_bytes
     in_sequence = min(limits[ranked[1]], (bandwidth or 0.0) / inputs.sample_bytes)
@@ -136,12 +140,13 @@ def make_plan(inputs: PlanInputs) -> Plan:
 
 def assumptions(inputs: PlanInputs) -> list[str]:
     """In words, each with its figure."""
+    picture = "" if inputs.picture_bytes is None else f" (its picture {inputs.picture_bytes / 1e3:,.1f} kB)"
     words = [
         f"a core loads a prepared sample in {1e6 * inputs.load_cpu_s / inputs.core_speed:,.0f} µs",
         f"workers get {HEADROOM:.0%} of their cores",
         f"one GPU takes {inputs.gpu_samples_per_s:,.0f} samples/s when data is free"
         + (f", and {inputs.gpus} take {inputs.gpus} times that (all-reduce is not counted)" * (inputs.gpus > 1)),
-        f"a prepared sample has {inputs.sample_bytes / 1e3:,.1f} kB and is read once an epoch (no cache)",
+        f"a prepared sample has {inputs.sample_bytes / 1e3:,.1f} kB{picture} and is read once an epoch (no cache)",
     ]
     if inputs.bandwidth_bytes_per_s is None and inputs.random_bytes_per_s is None:
         words.append("the storage sets no limit")

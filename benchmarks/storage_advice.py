@@ -80,7 +80,7 @@ class SplitStorage:
         rate = units.rate(self.samples_per_s(best))
         yield "random reads", f"{one_by_one}; {_rate(best)} with {reads.enough_at_once} at once: {rate}{doubt}"
         if (sequential := reads.sequential_bytes_per_s) is not None:
-            rate = units.rate(self.samples_per_s(sequential))
+            rate = units.rate(sequential / (self.bytes / self.samples))
             yield "sequential reads", f"{_rate(sequential)}: {rate}{doubt}"
         yield "order", self._order()
         yield "page cache", self._page_cache()

@@ -63,6 +63,7 @@ def plan(
         stderr.print(f"costs measured on {split}")
         storage = storage_of(split)
         here = {"storage": storage.record()}
+        costs |= {"picture_bytes": storage.sample_bytes} if sample_kb is None else {}
         for name, words in storage.lines():
             console.print(f"{name:<22} {words}")
         console.print(f"to plan with it: {storage.plan_options}\n")

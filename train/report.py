@@ -10,6 +10,7 @@ from torch import Tensor
 
 from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.settings import plain
+from feedline.pipeline.base.text import count_of
 from feedline.train import checkpoint
 from feedline.train.distributed import gpu_uuid
 from feedline.train.evaluate import Evaluation, evaluate
@@ -66,6 +67,11 @@ class Reporter:
                 step=run.progress.step,
                 epoch=run.progress.epoch,
             )
+        if run.finished and (step := run.progress.step):
+            done = f"the checkpoint has {count_of(run.progress.epoch, 'epoch')} and {count_of(step, 'step')}"
+            reached = run.progress.time_to_target_s is not None
+            more = "and has reached --target-top1" if reached else "give more --epochs or --steps to go on"
+            notes = [*notes, f"nothing is left to train: {done}, {more}"]
         for note in notes:
             run.tell("note", text=note)
         run.tell(

@@ -265,7 +265,7 @@ class Run:
         now = plain(self.config) | {"world size": self.world.world_size}
         changed = [name for name in now if name not in FREE_TO_CHANGE and before.get(name) != now[name]]
         words = ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in changed)
-        return [f"resumed with other settings: {words}"] if changed else []
+        return [f"goes on with other settings: {words}"] if changed else []
 
     def _check_dataset(self, theirs: dict[str, Any], where: Where) -> None:
         mine, part = self.dataset, theirs.get("part")

@@ -16,9 +16,11 @@ from feedline.benchmarks.comparison import CompareConfig, Results, read_lines, r
 from feedline.benchmarks.grid import Grid
 from feedline.benchmarks.measure.rounds import MeasureError, check_devices
 from feedline.benchmarks.measure.window import Subject, Window
+from feedline.benchmarks.pages import compare_page
 from feedline.benchmarks.statement import record_of
 from feedline.benchmarks.tune import tune
 from feedline.pipeline.base.errors import DatasetError, UsageError
+from feedline.profiling.render.plain_text import text
 
 RATES = {0: 500.0, 1: 800.0, 2: 1500.0, 4: 1510.0}
 Rate = Callable[[dict[str, Any]], float]
@@ -49,6 +51,12 @@ def by_workers(settings: dict[str, Any]) -> float:
 
 def compared(config: CompareConfig, path: Path, rate: Rate = by_workers, noise: float = 0.04, seed: int = 0) -> Any:
     return record_of(run(config, path / "results.jsonl", machine(rate, noise, seed), lambda done, total: None))
+
+
+def test_which_shards_were_measured_is_said(tmp_path: Path) -> None:
+    record = compared(config(tmp_path, rounds=3, num_workers=[0, 1]), tmp_path / "rows.jsonl")
+    (split,) = {cell["split"] for cell in record["cells"]}
+    assert f"shards {split}" in " ".join(text(compare_page(record)).split())
 
 
 def test_the_same_setting_twice_is_no_difference(tmp_path: Path) -> None:

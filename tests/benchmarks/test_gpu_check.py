@@ -94,7 +94,9 @@ def test_counts_of_workers_double_up_to_the_cores() -> None:
 def test_a_gpu_that_is_fed_is_said_to_be_and_by_how_many_cores() -> None:
     record = checked(Machine())
     assert record["fed_all"] is True
-    assert record["statement"].startswith("4 cores can feed A GPU: 100 % of its ceiling or more")
+    assert record["statement"].startswith("4 cores can feed A GPU: 100 % of its ceiling or more, each model in its")
+    one = gpu_check.statement(record | {"fed": record["fed"][-1:]})["statement"]
+    assert one.endswith("its best way).") and "or more" not in one
     needs = {(one["image_size"], one["way"]): one["cores"] for one in record["needs"]}
     assert [needs[224, way] for way in ("jpeg", "raw")] == pytest.approx([CEILING / 3000, CEILING / 12_000])
     fed = next(one for one in record["fed"] if (one["way"], one["image_size"]) == ("jpeg", 224))

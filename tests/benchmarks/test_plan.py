@@ -46,6 +46,15 @@ def test_costs_known_from_a_small_job_only_are_said_to_be() -> None:
         assert any("too much" in one for one in plan.assumptions) == said
 
 
+def test_random_reads_take_the_picture_alone() -> None:
+    """And reads in sequence its tar header and label as well."""
+    given = replace(IMAGENET, bandwidth_bytes_per_s=58e6, picture_bytes=14.5e3)
+    assert make_plan(given).limits["storage"] == pytest.approx(2000)
+    plan = make_plan(replace(given, random_bytes_per_s=58e6))
+    assert plan.limits["storage"] == pytest.approx(4000) and plan.dataset_bytes == make_plan(given).dataset_bytes
+    assert any("29.0 kB (its picture 14.5 kB)" in words for words in plan.assumptions)
+
+
 def test_random_reads_limit_the_rate_and_shard_windows_lift_it() -> None:
     slow = replace(IMAGENET, random_bytes_per_s=58e6, latency_s=0.02)
     plan = make_plan(slow)

@@ -447,6 +447,15 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(configure:
     assert next(event for event in heard if event["event"] == "resume")["step"] == 6
 
 
+def test_a_training_that_is_over_says_so(configure: Configure) -> None:
+    train(configure(epochs=2))
+    heard: list[Event] = []
+    train(configure(epochs=1, resume="auto"), [heard.append])
+    notes = [event["text"] for event in heard if event["event"] == "note"]
+    assert any(text.startswith("nothing is left to train: the checkpoint has 2 epochs and ") for text in notes)
+    assert not any(event["event"] == "step" for event in heard)
+
+
 def test_changed_settings_are_said(configure: Configure) -> None:
     train(configure(epochs=2, steps=3))
     heard: list[Event] = []
