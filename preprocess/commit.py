@@ -144,7 +144,7 @@ def projection(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
     if len(per_sample) < 2:
         return None
     error = 2 * stdev(per_sample) / len(per_sample) ** 0.5
-    hours = {str(cores): round(mean(per_sample) * IMAGENET_SAMPLES / cores / 3600, 3) for cores in CORES}
+    hours = {str(cores): round(mean(per_sample) * IMAGENET_SAMPLES / cores / 3600, 6) for cores in CORES}
     return {
         "samples": IMAGENET_SAMPLES,
         "hours_by_cores": hours,

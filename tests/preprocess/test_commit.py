@@ -8,6 +8,7 @@ import pytest
 from feedline.preprocess import commit
 from feedline.preprocess.config import parse_output
 from feedline.preprocess.verify import verify
+from feedline.preprocess.write_shard import Outcome
 from tests.preprocess.making import Killed, digests, prepare
 
 
@@ -29,6 +30,13 @@ def test_a_death_between_the_manifests_is_mended(
     assert not verify(str(tmp_path / "out"))["ok"]
     prepare(images, tmp_path / "out", outputs=outputs)
     assert digests(tmp_path / "calm") == digests(tmp_path / "out")
+
+
+def test_hours_of_all_of_imagenet_are_told_as_exactly_for_many_cores() -> None:
+    told = commit.projection([Outcome(samples=1000, total_s=0.5)] * 2)
+    assert told is not None
+    hours = told["hours_by_cores"]
+    assert hours["128"] * 128 == pytest.approx(hours["2"] * 2, rel=0.01)
 
 
 def test_a_report_that_was_being_written_when_it_died_goes_with_the_next_start(
