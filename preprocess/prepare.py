@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Container, Generator
+from collections.abc import Callable, Container, Generator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -25,7 +25,7 @@ from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.scratch import clear_abandoned, scratch_folder
 from feedline.pipeline.base.status_line import status_line
 from feedline.pipeline.base.text import count_of
-from feedline.pipeline.format.manifest import UNFINISHED
+from feedline.pipeline.format.manifest import UNFINISHED, Manifest
 from feedline.preprocess import commit, output, quarantine
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.engine import Engine, EngineRun
@@ -162,7 +162,7 @@ class Preparation:
         if replaces:
             self.store = output.beside(place, plan)
             self.order = replace(self.order, address=self.store.address)
-            self._say_room()
+            self._say_room(done)
         anew = overwrite and not (replaces and output.resumes(self.store, plan))
         output.begin(self.store, plan, self.order.run, anew=anew)
         try:
@@ -178,9 +178,12 @@ class Preparation:
             output.end(place)
         return report
 
-    def _say_room(self) -> None:
+    def _say_room(self, done: Mapping[str, Manifest]) -> None:
+        """No less than the same plan took before."""
         mean_bytes = float(np.maximum(self.plan.columns.lengths_N, 0).mean())
         new_bytes = len(self.plan.columns) * sum(estimated_bytes(form, mean_bytes) for form in self.config.outputs)
+        before = {folder: one for folder, one in done.items() if one.plan_hash == self.plan.hash}
+        new_bytes = max(new_bytes, commit.found(before)["bytes_out"])
         self.on_note(
             f"the dataset in {self.place.address} stays until the new one is whole: "
             f"until then about {math.ceil(new_bytes / 2**20):,} MiB more are needed there"

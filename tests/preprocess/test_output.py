@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import math
 import os
 import shutil
 import signal
@@ -239,6 +240,20 @@ def test_overwriting_says_what_room_it_needs(images: Path, tmp_path: Path) -> No
     assert not [line for line in said if "MiB more" in line]
     door.prepare(config, on_note=said.append, engine=Here())
     assert [line for line in said if "stays until the new one is whole: until then about 2 MiB more" in line]
+
+
+def test_overwriting_needs_the_room_that_the_same_plan_took(tmp_path: Path) -> None:
+    """An estimate is of photographs as usual, which a panorama is not."""
+    (tmp_path / "in/a").mkdir(parents=True)
+    Image.new("RGB", (3600, 900)).save(tmp_path / "in/a/wide.png")
+    outputs, said = (parse_output("900:raw"),), list[str]()
+    prepare(tmp_path / "in", tmp_path / "out", outputs=outputs, shards=1)
+    config = PrepareConfig(
+        source=str(tmp_path / "in"), out=str(tmp_path / "out"), outputs=outputs, shards=1, overwrite=True
+    )
+    door.prepare(config, on_note=said.append, engine=Here())
+    size = (tmp_path / "out/train/train-000000.tar").stat().st_size
+    assert [line for line in said if f"about {math.ceil(size / 2**20)} MiB more" in line]
 
 
 def test_a_death_while_an_unfinished_run_is_removed_is_mended(
