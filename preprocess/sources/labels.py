@@ -62,7 +62,8 @@ def whole_number(label: str) -> int | None:
 
 
 def odd_label(counts: Mapping[str, int]) -> tuple[str, str] | None:
-    """(a label that does not fit, one of the others) where they are not all numbers or all words."""
+    """(a label that does not fit, one of the others: of another kind, where there is one) where they are not all
+    numbers or all words."""
     by_kind = {kind: [label for label in counts if kind_of(label) == kind] for kind in ("unclear", "word", "number")}
     by_value: dict[int, str] = {}
     for label in sorted(by_kind["number"], key=lambda label: (len(label), label)):
@@ -73,7 +74,7 @@ def odd_label(counts: Mapping[str, int]) -> tuple[str, str] | None:
         return None
     rarest = min(kinds, key=lambda kind: (kind != "unclear", sum(counts[label] for label in by_kind[kind])))
     odd = min(by_kind[rarest], key=lambda label: (counts[label], label))
-    return odd, max(counts, key=lambda label: (label != odd, counts[label], label))
+    return odd, max(counts, key=lambda label: (kind_of(label) != kind_of(odd), label != odd, counts[label], label))
 
 
 def class_names(counts: Mapping[str, int], numbers: bool, place: Callable[[str], str]) -> tuple[list[str], list[str]]:

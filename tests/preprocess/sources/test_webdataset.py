@@ -84,25 +84,26 @@ def test_labels_are_all_numbers_or_all_words(
 
 
 @pytest.mark.parametrize(
-    ("said", "odd"),
+    ("said", "odd", "other"),
     [
-        (["2", "10", "unknown", "2"], "unknown"),
-        (["cat", "dog", "cat", "7"], "7"),
-        (["2", "10", "1.0"], "1.0"),
-        (["1.0", "2.0", "10.0", "10.0"], "1.0"),
-        (["007", "07", "7"], "07"),
-        (["1", "+1"], "+1"),
-        (["1", "1e3"], "1e3"),
-        (["1", "nan"], "nan"),
-        (["1", "12345678901234567890"], "12345678901234567890"),
-        (["1", "３"], "３"),
+        (["2", "10", "unknown", "2"], "unknown", "2"),
+        (["cat", "dog", "cat", "7"], "7", "cat"),
+        (["1", "2", "3", "4", "5", "cat", "dog", "dog"], "cat", "5"),
+        (["2", "10", "1.0"], "1.0", "2"),
+        (["1.0", "2.0", "10.0", "10.0"], "1.0", "10.0"),
+        (["007", "07", "7"], "07", "7"),
+        (["1", "+1"], "+1", "1"),
+        (["1", "1e3"], "1e3", "1"),
+        (["1", "nan"], "nan", "1"),
+        (["1", "12345678901234567890"], "12345678901234567890", "1"),
+        (["1", "３"], "３", "1"),
     ],
 )
-def test_an_odd_label_is_refused_by_name(tmp_path: Path, said: list[str], odd: str) -> None:
+def test_an_odd_label_is_refused_by_name(tmp_path: Path, said: list[str], odd: str, other: str) -> None:
     wds(tmp_path / "set/train/a.tar", *((f"a{n}", label) for n, label in enumerate(said) if label != odd))
     wds(tmp_path / "set/train/b.tar", *((f"b{n}", label) for n, label in enumerate(said) if label == odd))
     where = re.escape(f"set: sample 'b{said.index(odd)}.jpg' of train/b.tar has the label {odd!r}")
-    with pytest.raises(SourceError, match=f"{where}.*labels=numbers.*labels=words"):
+    with pytest.raises(SourceError, match=f"{where}, others have {other!r}:.*labels=numbers.*labels=words"):
         indexed(tmp_path / "set")
 
 
