@@ -76,7 +76,7 @@ class SplitStorage:
         yield "dataset", f"{self.split}: {what} in {count_of(self.shards, 'shard')}{cached}"
         best, alone = reads.best_random_bytes_per_s, reads.random_bytes_per_s[0]
         doubt = "" if reads.of_storage else " (perhaps from memory: the storage may be slower)"
-        one_by_one = f"{_rate(alone)} one by one, {units.seconds(reads.latency_s)} each"
+        one_by_one = f"{_rate(alone)} one by one, median {units.seconds(reads.latency_s)}"
         rate = units.rate(self.samples_per_s(best))
         yield "random reads", f"{one_by_one}; {_rate(best)} with {reads.enough_at_once} at once: {rate}{doubt}"
         if (sequential := reads.sequential_bytes_per_s) is not None:

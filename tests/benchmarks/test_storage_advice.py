@@ -34,7 +34,7 @@ def words(**changes: object) -> dict[str, str]:
 def test_the_option_to_set_is_named_with_what_it_costs() -> None:
     told = words()
     assert "2,000,000 samples of 32 kB in 1,000 shards, 3.1 % in memory" in told["dataset"]
-    assert "3 MB/s one by one, 10 ms each; 5 MB/s with 16 at once: 156 samples/s" in told["random reads"]
+    assert "3 MB/s one by one, median 10 ms; 5 MB/s with 16 at once: 156 samples/s" in told["random reads"]
     assert told["sequential reads"].startswith("150 MB/s")
     assert "window_shards=8" in told["order"] and "220 classes instead of 227" in told["order"]
     assert "window_shards=0" in words(window_shards=0)["order"]
