@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,6 +80,8 @@ def train(config: Annotated[Settings, OPTIONS], record: Record, config_file: Con
 
     is_other_rank = "WORLD_SIZE" in os.environ and bool(from_environment("RANK", 0))
     terminal = Terminal()
+    if from_environment("WORLD_SIZE", 1) == 1:  # a rank that waits for another would not hear it
+        signal.signal(signal.SIGTERM, terminal.terminated)
     try:
         result = run(TrainConfig(**config), [terminal])
     except KeyboardInterrupt:
@@ -110,6 +113,10 @@ class Terminal:
             return " before the first checkpoint (--checkpoint-every N writes more)"
         words = f": --run-dir {shlex.quote(self.folder)} --resume auto goes on from step {self.newest}"
         return "" if self.newest < 0 else words
+
+    def terminated(self, number: int, frame: object) -> None:
+        stderr.print(f"terminated{self.goes_on}")
+        raise SystemExit(128 + number)
 
     def __call__(self, event: Event) -> None:
         match event["event"]:

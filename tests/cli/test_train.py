@@ -17,18 +17,23 @@ def call(self, event):
         raise KeyboardInterrupt
 Terminal.__call__ = call
 """
+TERMINATED = "import os, signal" + INTERRUPTED.replace(
+    "raise KeyboardInterrupt", "os.kill(os.getpid(), signal.SIGTERM)"
+)
 
 
 @pytest.mark.slow
-def test_an_interrupted_one_says_what_goes_on_with_it(feedline: Commands, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["interrupted", "terminated"])
+def test_an_interrupted_one_says_what_goes_on_with_it(feedline: Commands, tmp_path: Path, end: str) -> None:
     """The folder that it made up is in the words, and they are the ones to add."""
     write_dataset(tmp_path / "OUT")
     words = f"train OUT --model small_cnn --image-size {PX} --batch-size 32 --epochs 3 --num-workers 0".split()
     words += ["--no-tensorboard", "--threads", "1"]
-    done = feedline(*words, cwd=tmp_path, first=INTERRUPTED)
+    done = feedline(*words, cwd=tmp_path, first=INTERRUPTED if end == "interrupted" else TERMINATED)
     (run,) = (tmp_path / "runs").iterdir()
     more = f"--run-dir runs/{run.name} --resume auto"
-    assert (done.returncode, done.stderr) == (130, f"interrupted: {more} goes on from step 3\n")
+    status = 130 if end == "interrupted" else 143
+    assert (done.returncode, done.stderr) == (status, f"{end}: {more} goes on from step 3\n")
     done = feedline(*words, *shlex.split(more), cwd=tmp_path)
     assert done.returncode == 0 and "step-0000003.pt at step 3" in done.stdout
     assert list((tmp_path / "runs").iterdir()) == [run]
