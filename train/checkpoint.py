@@ -128,7 +128,9 @@ class Checkpoints:
         problems: list[str] = []
         for where in reversed(self.steps()):
             try:
-                return Resume(read(where), where, problems)
+                state = read(where)
+                told = [problem.rpartition(": ")[0] or problem for problem in problems]  # without their remedies
+                return Resume(state, where, [f"{problem}: going on from {where.name}" for problem in told])
             except CheckpointError as error:
                 if isinstance(error.__cause__, OSError) and error.__cause__.errno != errno.ENOENT:
                     raise
@@ -193,6 +195,9 @@ def to_bytes(state: State) -> bytes:
 
 def from_bytes(data: bytes, where: str) -> State:
     """Raises CheckpointError with the reason for anything that is not a whole checkpoint of ours."""
+    theirs = f"{where} is not a feedline checkpoint: give a file from a run's checkpoints/ folder"
+    if data[:2] != b"PK":  # no zip
+        raise CheckpointError(theirs)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             damaged = archive.testzip()
@@ -205,7 +210,7 @@ def from_bytes(data: bytes, where: str) -> State:
     if damaged:
         raise CheckpointError(f"checkpoint {where} is damaged ({damaged} has a wrong checksum): use an older one")
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f"{where} is not a feedline checkpoint: give a file from a run's checkpoints/ folder")
+        raise CheckpointError(theirs)
     if state.get("version") != VERSION:
         raise CheckpointError(f"checkpoint {where} has version {state.get('version')}, this feedline reads {VERSION}")
     return state

@@ -72,7 +72,7 @@ def test_inspect_shows_the_weights_of_a_run(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="nor a checkpoint"):
         feedline("inspect", str(tmp_path / "record.json"))
     (tmp_path / "torn.pt").write_bytes(b"no zip")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="not a feedline checkpoint"):
         feedline("inspect", str(tmp_path / "torn.pt"))
 
 

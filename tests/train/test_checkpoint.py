@@ -63,7 +63,7 @@ def test_what_is_not_ours_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a feedline checkpoint"):
         checkpoint.read(tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("hello")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match=r"text\.pt is not a feedline checkpoint: give a file from a run's"):
         checkpoint.read(tmp_path / "text.pt")
     with pytest.raises(CheckpointError, match="No such file"):
         checkpoint.read(tmp_path / "none.pt")
@@ -209,7 +209,8 @@ def test_the_newest_good_one_is_found_and_the_damaged_one_named(tmp_path: Path) 
     found = checkpoints.newest_good()
     assert found is not None
     assert found.where.name == checkpoint.step_name(7)
-    assert len(found.problems) == 1 and checkpoint.step_name(9) in found.problems[0]
+    (problem,) = found.problems
+    assert checkpoint.step_name(9) in problem and problem.endswith("): going on from step-0000007.pt")
 
 
 def test_only_damaged_ones_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_what_is_no_run_or_checkpoint_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no checkpoints"):
         by_name(tmp_path)
     (tmp_path / "x.pt").write_text("")
-    with pytest.raises(CheckpointError, match=r"x\.pt cannot be read"):
+    with pytest.raises(CheckpointError, match=r"x\.pt is not a feedline checkpoint"):
         describe(by_name(tmp_path / "x.pt")["x"], WeightsConfig())
     torch.save({"format": checkpoint.FORMAT, "version": checkpoint.VERSION}, tmp_path / "y.pt")
     with pytest.raises(CheckpointError, match=r"y\.pt is not whole"):
