@@ -48,7 +48,7 @@ class Journal:
         begins."""
         try:
             self._run.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        except OSError as error:
             what = f"there can be no folder {self._run} ({error.strerror}): choose another --run"
             raise UsageError(what) from error
         with writing(self._path):
@@ -125,7 +125,7 @@ def writing(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        what = f"{path} cannot be written: {error.strerror or error}; then go on with --resume auto"
+        what = f"{path} cannot be written ({error.strerror or error}): mend that, then go on with --resume auto"
         raise FeedlineError(what) from error
 
 

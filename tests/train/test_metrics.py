@@ -33,14 +33,18 @@ except FeedlineError as error:
 def test_a_full_disk_is_one_line_though_tensorboards_thread_has_more_to_say(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == "run/tensorboard cannot be written: File too large; then go on with --resume auto\n"
+    assert (
+        done.stderr
+        == "run/tensorboard cannot be written (File too large): mend that, then go on with --resume auto\n"
+    )
 
 
-def test_a_run_folder_that_cannot_be_is_wrong_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "why"), [("file", "File exists"), ("x" * 300, "File name too long")])
+def test_a_run_folder_that_cannot_be_is_wrong_use(tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "file").write_text("mine")
     with (
-        Journal(tmp_path / "file", tensorboard=False) as journal,
-        pytest.raises(UsageError, match=r"there can be no folder .*file \(File exists\): choose another --run"),
+        Journal(tmp_path / name, tensorboard=False) as journal,
+        pytest.raises(UsageError, match=rf"there can be no folder .*{name} \({why}\): choose another --run"),
     ):
         journal({"event": "start"})
 
