@@ -36,7 +36,10 @@ _TO_FLOAT = {"ToTensor", "ToDtype", "ConvertImageDtype", "ConvertDtype"}
 _SAME_PIXELS = {"ToImage", "PILToTensor", "ToPureTensor", "ToImageTensor", "Identity", "ToImagePIL", "RGB"}
 _CROPS = {"RandomResizedCrop", "Resize", "CenterCrop"}
 LOOKS = 10_000
-KEEP = "keep your transforms and read the shards by Shards(split, transform=...) of feedline.pipeline.shards_dataset"
+SHARDS = "Shards(split, transform=...) of feedline.pipeline.shards_dataset"
+KEEP = f"keep your transforms and read the shards by {SHARDS}"
+PART = f"prepare with --val-fraction, or take all parts from {SHARDS}"
+"""`subset` would draw other samples: some of the user's validation among them."""
 _OURS = {"interpolation": ("bilinear", 2), "antialias": (True, None, "warn"), "max_size": (None,)}
 """How the loader resizes; 2 is Pillow's number of bilinear."""
 
@@ -136,7 +139,7 @@ def _order(sampler: Any, samples: int, generator: torch.Generator | None) -> dic
         raise _refused("the sampler RandomSampler with replacement")
     drawn = len(sampler.dataset if kind is DistributedSampler else sampler)
     if drawn != samples:
-        raise _refused(f"a {kind.__name__} of {drawn} of {samples} samples", "use Loader(split, subset=N)")
+        raise _refused(f"a {kind.__name__} of {drawn} of {samples} samples", PART)
     if kind is DistributedSampler:
         return {"shuffle": sampler.shuffle, "seed": sampler.seed}
     generator = getattr(sampler, "generator", None) or generator
@@ -172,7 +175,7 @@ def _end(drop_last: bool, ranks: int, asked: str | None) -> dict[str, Any]:
 def _check_code(dataset: Any) -> None:
     """Only torchvision's own datasets are known to give what the shards hold: (image, class)."""
     if getattr(dataset, "dataset", None) is not None:  # Subset and its kind: the shards are the whole
-        raise _refused(f"a {_name(dataset)} of a dataset", "use Loader(split, subset=N)")
+        raise _refused(f"a {_name(dataset)} of a dataset", PART)
     if isinstance(dataset, IterableDataset):
         raise _refused(f"{_name(dataset)}, an IterableDataset,")
     for name in ("__getitem__", "__getitems__"):
