@@ -167,8 +167,8 @@ def identified(split_folder: Path) -> tuple[Manifest, str]:
         text = data.decode()
     except FileNotFoundError:
         what = f"{split_folder} is not a prepared split (no {MANIFEST})"
-        there = next(split_folder.glob(f"*/{MANIFEST}"), None)
-        remedy = "run `feedline prepare` first" if there is None else f"give one, like {there.parent}"
+        there = prepared_splits(split_folder) if split_folder.is_dir() else ()
+        remedy = f"give {' or '.join(map(str, there))}" if there else "run `feedline prepare` first"
         raise DatasetError(f"{what}: {remedy}") from None
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or "it is no text"
@@ -337,12 +337,14 @@ def _check_rows(path: Path, metadata: pq.FileMetaData, most: int) -> None:
 
 def prepared_splits(folder: Path) -> Sequence[Path]:
     """The splits under a prepared folder (or the folder itself), train first. Empty when there are none. Raises
-    UsageError for an address, and for what does not exist."""
+    UsageError for an address, and for what does not exist, DatasetError for an unfinished prepare."""
     refuse_address(folder)
     refuse_missing(folder)
     if (folder / MANIFEST).exists():
         return [folder]
     manifests = list(folder.glob(f"*/{MANIFEST}")) or list(folder.glob(f"*/*/{MANIFEST}"))
+    if not manifests and (folder / UNFINISHED).exists():
+        raise DatasetError(f"{folder} holds an unfinished prepare: run its command again to resume")
     splits = [path.parent for path in manifests]
     return sorted(splits, key=lambda path: (path.parent, path.name != "train", path.name))
 

@@ -287,6 +287,23 @@ def test_a_manifest_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pyte
         shards.read_manifest(tmp_path)
 
 
+@pytest.mark.parametrize("places", [("train", "val"), ("32-raw/train", "64-jpeg/train", "64-jpeg/val")])
+def test_who_gives_a_dataset_for_a_split_is_told_its_splits(split: Path, tmp_path: Path, places: list[str]) -> None:
+    for place in places:
+        shutil.copytree(split, tmp_path / place)
+    there = " or ".join(str(tmp_path / place) for place in places)
+    with pytest.raises(DatasetError, match=rf"is not a prepared split \(no manifest\.json\): give {there}$"):
+        shards.read_manifest(tmp_path)
+
+
+def test_an_unfinished_prepare_is_no_dataset_yet(tmp_path: Path) -> None:
+    (tmp_path / ".feedline").mkdir()
+    (tmp_path / shards.UNFINISHED).write_text("{}")
+    for read in (shards.prepared_splits, shards.read_manifest):
+        with pytest.raises(DatasetError, match="holds an unfinished prepare: run its command again to resume"):
+            read(tmp_path)
+
+
 def test_a_manifest_survives_the_round_trip_and_names_no_file_elsewhere(split: Path) -> None:
     manifest = shards.read_manifest(split)
     assert shards.Manifest.from_json(manifest.to_json(), "here") == manifest
