@@ -370,8 +370,8 @@ class Loader:
         except (SampleError, TransformError) as error:  # this epoch cannot go on
             self._run = None
             run.close()
-            where = f"{self.split.where(error.sample)}: " if error.sample >= 0 else ""
-            raise type(error)(f"{where}{error.reason}", error.sample) from error
+            told = self.split.told(error.sample, error.reason) if error.sample >= 0 else error.reason
+            raise type(error)(told, error.sample) from error
         except Exception:  # a dead worker, say: of what is under way nobody knows
             self._run = None
             with suppress(Exception):  # after a fault of CUDA its fences may fail, too

@@ -97,6 +97,11 @@ class PreparedSplit:
         shard = self.manifest.shards[int(self.shards_N[sample])].name
         return f"{self.folder / shard}: sample {self.key(sample)!r}"
 
+    def told(self, sample: int, reason: str) -> str:
+        """What is wrong with it and where it lies, which the reason may say too."""
+        where = self.where(sample)
+        return f"{where}: {reason.removeprefix(where.partition(': sample ')[0]).lstrip()}"
+
     def prefetch(self, plan: EpochPlan, ahead: int) -> Prefetcher | None:
         """Fetches shards in the order in which the rest of the epoch reads them first: remote ones to the cache, and
         local ones to memory where the order is by windows. None where neither is so."""

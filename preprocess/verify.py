@@ -130,8 +130,12 @@ def load(store: Store, folder: str, problems: list[Problem]) -> Split | None:
             index_sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         if manifest.index_sha256 not in ("", index_sha256):
             problems.append(Problem(where, "", "not the index that the manifest names (SHA-256)"))
-    except (DatasetError, OSError) as error:
-        problems.append(Problem(where, "", str(error)))
+    except OSError as error:
+        problems.append(Problem(where, "", f"cannot be read: {error.strerror or error}"))
+        return None
+    except DatasetError as error:
+        told = str(error).partition(where.rpartition("/")[2])[2].lstrip(": ")  # the path stands before it
+        problems.append(Problem(where, "", told or str(error)))
         return None
     return Split(folder, manifest, index, keys)
 

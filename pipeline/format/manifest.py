@@ -266,7 +266,8 @@ def _unreadable(path: Path) -> Generator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, BufferError, ValueError, KeyError) as error:
-        raise DatasetError(f"{path} cannot be read ({first_line(error)})") from error
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise DatasetError(f"{path} cannot be read ({why}): copy it again, or prepare the dataset again") from error
 
 
 def index_bytes(rows: Iterable[SampleRow]) -> bytes:

@@ -366,6 +366,30 @@ def test_a_wrong_cut_of_a_smooth_picture_is_noticed(monkeypatch: pytest.MonkeyPa
     assert "a cut differs" in jpeg.check(data, 256, 256, {"crop_addressable": True})
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("manifest.json", "is not a feedline manifest (it is no JSON object): prepare the dataset again"),
+        (
+            "index.parquet",
+            "cannot be read (No such file or directory): copy it again, or prepare the dataset again",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named_once(prepared: Path, name: str, what: str) -> None:
+    path = prepared / "64-jpeg" / "train" / name
+    before = path.read_bytes()
+    if name == "manifest.json":
+        path.write_text("[]")
+    else:
+        path.unlink()
+    try:
+        said = verify(str(prepared))
+    finally:
+        path.write_bytes(before)
+    assert (f"64-jpeg/train/{name}", what) in {(problem["shard"], problem["what"]) for problem in said["problems"]}
+
+
 def test_no_dataset_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="not a prepared dataset"):
         verify(str(tmp_path))

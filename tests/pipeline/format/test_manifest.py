@@ -189,9 +189,9 @@ def test_a_damaged_index_is_one_line(split: Path, tmp_path: Path, damage: str) -
         pq.write_table(pa.table({"label": [1]}), path)
     elif damage != "missing":
         path.write_bytes(data[: len(data) // 2] if damage == "cut" else b"no parquet")
-    with pytest.raises(DatasetError, match=r"index\.parquet") as raised:
+    with pytest.raises(DatasetError, match=r"index\.parquet .*prepare the dataset again$") as raised:
         shards.read_index(tmp_path)
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value) and "Errno" not in str(raised.value)
 
 
 MANY = 3_000_000
