@@ -370,4 +370,5 @@ def label_trouble(data: Tar, split: Split, row: int) -> str:
     if there == member:
         return ""
     text, label = there[-BLOCK_BYTES:].rstrip(b"\0"), split.index.labels_N[row]
-    return f"the label in the tar is not what was written: it says {text!r:.40}, the index {label}"
+    said = text.decode(errors="replace")
+    return f"the label in the tar is not what was written: it says {said!r:.40}, the index {label}"

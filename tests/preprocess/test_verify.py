@@ -229,7 +229,8 @@ def test_two_labels_swapped_under_a_new_hash_are_noticed_without_full(prepared: 
     keys = read_index(folder).keys
     named = {problem["key"]: problem["what"] for problem in said["problems"]}
     assert set(named) == {keys[2], keys[other]}
-    assert named[keys[2]].startswith("the label in the tar is")
+    said = f"it says '{labels[other]}', the index {labels[2]}"
+    assert named[keys[2]] == f"the label in the tar is not what was written: {said}"
 
 
 def test_a_damaged_npy_is_no_advice_to_load_it_unsafely(prepared: Path) -> None:
