@@ -117,8 +117,10 @@ class Parent(NamedTuple):
 
 
 def parent_of(config: PruneConfig) -> Parent:
-    """Raises UsageError for a run that has not ended or did not keep what is asked for, CheckpointError for a final
-    checkpoint that cannot be read."""
+    """Raises UsageError for a run that is not there, has not ended or did not keep what is asked for, CheckpointError
+    for a final checkpoint that cannot be read."""
+    if not config.run.exists():
+        raise UsageError(f"{config.run} does not exist: give the folder of a finished run")
     checkpoints = Checkpoints(config.run)
     kept, asked = checkpoints.kept(), ",".join(map(str, config.rewind))
     found = checkpoints.newest_good() if kept else None
