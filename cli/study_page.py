@@ -62,7 +62,7 @@ def sweep_page(record: Row) -> Page:
 
 
 def settings(params: Row) -> str:
-    return ", ".join(f"{name} {shown(value)}" for name, value in params.items())
+    return ", ".join(f"{name} {shown(value)}" for name, value in params.items() if value is not None)
 
 
 def shown(value: Any) -> str:

@@ -96,6 +96,8 @@ def test_accuracy_over_sparsity_has_a_curve_for_each_rewind_and_control_with_the
 
 def test_what_has_ended_is_one_line_and_what_runs_a_row() -> None:
     assert line(record()["trials"][2]) == ("trial-0002: to the end at top-1 75 %, lr 0.1, model small_cnn, 1 min 1 s")
+    ticket = {"params": {"keep": 0.4, "seed": 0, "control": None}}
+    assert line(record()["trials"][3] | ticket).startswith("trial-0003: failed, keep 0.4, seed 0, no memory ")
     assert line(record()["trials"][3] | {"params": {}}) == "trial-0003: failed, no memory </script>, 1 min 1 s"
     lease = {"host": "node1", "progress": {"epoch": 3, "epochs": 9, "top1": 0.5, "params": {"lr": 0.1}}}
     shown = table({5: lease, 6: {"host": "node2"}}, 4, 30)
