@@ -44,7 +44,8 @@ class LocalStore:
             except (FileExistsError, NotADirectoryError) as error:
                 raise UsageError(f"{error.filename} is not a folder: choose another place for OUT") from error
             except OSError as error:
-                raise write_error(error, f"making the folder {self.root / folder}") from error
+                instead = ": choose another place for OUT"
+                raise write_error(error, f"making the folder {self.root / folder}", instead) from error
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise UsageError(f"{self.root} cannot be written: choose another folder or its permissions")
 

@@ -150,8 +150,8 @@ def refused_as(kind: type[FeedlineError], what: str) -> Generator[None]:
         raise kind(f"{what}: {error.strerror or error}") from error
 
 
-def write_error(error: OSError, doing: str) -> FeedlineError:
-    """One line for what a file system refused."""
+def write_error(error: OSError, doing: str, instead: str = "") -> FeedlineError:
+    """One line for what a file system refused; `instead`: what to do where it is not full."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FeedlineError(f"no space left while {doing}: free some, then run the same command again to resume")
-    return UsageError(f"{doing} failed: {error.strerror or error}")
+    return UsageError(f"{doing} failed: {error.strerror or error}{instead}")

@@ -221,6 +221,8 @@ def open_source(path: str, **options: Any) -> Source:
         place = Path(path)
         if not place.exists():
             raise UsageError(f"{path} does not exist: give the folder or archive of the raw images")
+        if not (place.is_dir() or place.is_file()):
+            raise UsageError(f"{path} is neither a folder nor a file: give the folder or archive of the raw images")
         if not os.access(place, os.R_OK):
             raise UsageError(f"{path} cannot be read: {os.strerror(errno.EACCES)}")
         if place.is_dir() and next(place.iterdir(), None) is None:

@@ -125,6 +125,10 @@ def test_a_size_beside_the_outputs_is_not_ignored(feedline: Commands) -> None:
             "feedline: keep takes the files as they are: leave --apply-orientation out\n",
         ),
         (("/dev/full",), "feedline: /dev/full is not a folder: choose another place for OUT\n"),
+        (
+            ("/proc/out",),
+            "feedline: making the folder /proc/out failed: No such file or directory: choose another place for OUT\n",
+        ),
     ],
 )
 def test_prepare_says_what_is_wrong_with_its_output(

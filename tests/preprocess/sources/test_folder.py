@@ -215,6 +215,8 @@ def test_wrong_paths(tmp_path: Path) -> None:
         open_source(str(tmp_path / "gone"))
     with pytest.raises(UsageError, match="is an empty folder"):
         open_source(str(tmp_path))
+    with pytest.raises(UsageError, match=r"/dev/null is neither a folder nor a file: give the folder or archive"):
+        open_source("/dev/null")
     (tmp_path / "text.txt").write_text("hello")
     for unknown in (tmp_path, tmp_path / "text.txt"):
         with pytest.raises(UsageError, match="is not a source of a known kind: give a folder with"):
