@@ -65,7 +65,7 @@ class GpuCheckConfig:
     """Sides of the training images, px."""
     batch_size: int = limited(256, 1)
     """Samples per batch."""
-    num_workers: tuple[int, ...] = limited((), 1)
+    num_workers: tuple[int, ...] = limited((), 1, 4096)
     """Loader processes, as 1,2,4; default: doubled up to all usable cores."""
     device: str = "auto"
     """cpu, cuda or auto."""

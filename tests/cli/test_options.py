@@ -99,6 +99,7 @@ def test_a_limit_that_a_field_states_is_its_option_s(option: str, words: str) ->
     [
         (["prepare", "SRC", "OUT", "--shard-size", "0"], "--shard-size 0: at least"),
         (["gpu-check", "--image-size", "0"], "--image-size 0: at least"),
+        (["gpu-check", "--num-workers", "1,99999"], "--num-workers 1,99999: at most 4,096"),
         (["plan", "--gpu-rate", "9", "--bandwidth", "0"], "--bandwidth '0': storage that gives nothing"),
     ],
 )
