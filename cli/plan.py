@@ -48,10 +48,15 @@ def plan(
     """
     from feedline.benchmarks.plan import PlanInputs, make_plan
 
-    if gpu_rate is None:
-        raise UsageError("--gpu-rate is not given: it is the ceiling of `feedline profile --legs` on that GPU")
     limit = None if bandwidth is None else parse_rate(bandwidth)
     random = None if random_bandwidth is None else parse_rate(random_bandwidth, "--random-bandwidth")
+    if dataset is not None:
+        from feedline.pipeline.format.manifest import refuse_missing
+
+        refuse_missing(dataset)
+    if gpu_rate is None:
+        ceiling = "the ceiling of `feedline gpu-check`, or of `feedline profile --legs`, on that GPU"
+        raise UsageError(f"--gpu-rate is not given: it is {ceiling}")
     given = {"load_cpu_s": (load_us, 1e-6), "sample_bytes": (sample_kb, 1e3), "prepare_cpu_s": (prepare_ms, 1e-3)}
     costs: Settings = {}
     here: dict[str, Any] = {}

@@ -1,7 +1,9 @@
 """`feedline plan`: what its options mean."""
 
 import pytest
+from typer.testing import CliRunner
 
+from feedline.cli.main import app
 from feedline.cli.plan import parse_rate
 from feedline.pipeline.base.errors import UsageError
 
@@ -21,6 +23,19 @@ def test_bits_are_not_bytes(text: str, bytes_per_s: float) -> None:
 def test_what_is_no_rate_is_refused_by_its_option(text: str) -> None:
     with pytest.raises(UsageError, match="--bandwidth"):
         parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["no/such/folder"], "no/such/folder does not exist"),
+        (["--bandwidth", "fast"], "--bandwidth 'fast'"),
+        ([], "--gpu-rate is not given: it is the ceiling of `feedline gpu-check`"),
+    ],
+)
+def test_a_rate_that_is_not_given_is_said_behind_what_is_wrong(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["plan", *words])
+    assert isinstance(done.exception, UsageError) and str(done.exception).startswith(said)
 
 
 def test_the_option_at_fault_is_named() -> None:
