@@ -23,7 +23,7 @@ from feedline.pipeline.base.settings import MOST
 
 ROOT = Path(__file__).parents[1]
 REQUIRED: Any = inspect.Parameter.empty
-LIST_EXAMPLE = {int: "0,5,20", float: "0.25,1.0", tuple: "0:128,10:160", bool: "true,false"}
+LIST_EXAMPLE = {int: "1,2,4", float: "0.25,1.0", tuple: "0:128,10:160", bool: "true,false"}
 """How a list is written, by the kind of its items, where its default does not show it."""
 SWITCH = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
