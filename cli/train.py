@@ -161,11 +161,13 @@ class Terminal:
 
 def opening(event: Event) -> str:
     config, ranks = event["config"], event["world_size"]
-    workers = f"{event['num_workers']} or more" if config.get("num_workers") == "auto" else event["num_workers"]
+    workers = count_of(event["num_workers"], "loader worker")
+    if config.get("num_workers") == "auto":
+        workers = f"{event['num_workers']} or more loader workers"
     return (
         f"{config['model']} ({event['parameters']:,} parameters, {count_of(event['classes'], 'class')}) on "
-        f"{event['device']}, {count_of(ranks, 'rank')}, global batch {event['global_batch']}, {workers} loader "
-        f"workers a rank, {event['train_samples']:,} training and {event['val_samples']:,} validation samples"
+        f"{event['device']}, {count_of(ranks, 'rank')}, global batch {event['global_batch']}, {workers} "
+        f"a rank, {event['train_samples']:,} training and {event['val_samples']:,} validation samples"
     )
 
 

@@ -224,7 +224,7 @@ class _Recipe:
     def options(self, *, try_steps: bool) -> dict[str, Any]:
         if not self._crop:
             crops = "RandomResizedCrop, CenterCrop or Resize((N, N))"
-            raise UsageError(f"the DataLoader's transforms have no {crops}: no image size. {KEEP}")
+            raise UsageError(f"the DataLoader's transforms have no {crops}, which tell the image size: {KEEP}")
         augment = Augment(**self._augment)
         options = self._options | {"image_size": self._px, "augment": augment, "train": augment.train}
         if self._float:

@@ -106,18 +106,18 @@ def batch_sizes(config: TrainConfig, world_size: int, samples: int) -> BatchSize
         per_rank, rest = divmod(config.global_batch, world_size * config.accumulate)
         if rest or not per_rank:
             raise UsageError(
-                f"--global-batch {config.global_batch} does not divide over {world_size} ranks × "
-                f"{config.accumulate} accumulation steps"
+                f"--global-batch {config.global_batch} does not divide over {count_of(world_size, 'rank')} × "
+                f"{count_of(config.accumulate, 'accumulation step')}"
             )
     delivered = per_rank * world_size
     if world_size > samples:
-        raise UsageError(f"{world_size} ranks for {samples} training samples: start at most {samples}")
+        raise UsageError(f"{world_size} ranks for {count_of(samples, 'training sample')}: start at most {samples}")
     if delivered > samples and config.policy == "drop":
         most = samples // world_size
         of_all = most * world_size * config.accumulate
         asked = f"--global-batch {of_all}" if config.global_batch else f"--batch-size {most}"
         raise UsageError(
-            f"a batch of {delivered} ({per_rank} on each of {world_size} ranks) is larger than the {samples} "
+            f"a batch of {delivered} ({per_rank} a rank) is larger than the {samples} "
             f"training samples: use {asked} or less, or --policy pad"
         )
     return BatchSizes(per_rank=per_rank, delivered=delivered, optimiser=delivered * config.accumulate)

@@ -271,7 +271,7 @@ def found(
     counts = Counter[str]()
     for part in parts:
         counts.update(part.passed_over)
-    over = [f"passed over: {count} {what}" for what, count in sorted(counts.items())]
+    over = [f"passed over ({count:,}): {what}" for what, count in sorted(counts.items())]
     return Found(columns=joined(parts, label_of), classes=classes, notes=[*notes, *over])
 
 

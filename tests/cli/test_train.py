@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from feedline.cli.train import opening
 from tests.commands import Commands
 from tests.train.conftest import PX, write_dataset
 
@@ -67,3 +68,15 @@ def test_before_its_first_checkpoint_it_says_so(feedline: Commands, tmp_path: Pa
     first = INTERRUPTED.replace('event["event"] == "epoch" and event["epoch"] == 2', 'event["event"] == "start"')
     done = feedline(*words, "--no-tensorboard", cwd=tmp_path, first=first)
     assert done.stderr == "interrupted before the first checkpoint (--checkpoint-every N writes more)\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers", "words"),
+    [(1, 1, "1 loader worker a rank"), (0, 0, "0 loader workers a rank"),
+     ("auto", 1, "1 or more loader workers a rank")],
+)  # fmt: skip
+def test_its_first_line_counts_workers(asked: int | str, workers: int, words: str) -> None:
+    event = {"config": {"model": "small_cnn", "num_workers": asked}, "num_workers": workers, "parameters": 9,
+             "classes": 2, "device": "cpu", "world_size": 1, "global_batch": 64, "train_samples": 96,
+             "val_samples": 32}  # fmt: skip
+    assert f"global batch 64, {words}, 96 training" in opening(event)

@@ -107,7 +107,7 @@ def test_version_2_transforms_and_colour_jitter_run_in_the_workers(folder: Path,
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([transforms.ToTensor()], "no image size"),
+        ([transforms.ToTensor()], "which tell the image size: keep your transforms"),
         ([transforms.RandomResizedCrop((8, 9)), transforms.ToTensor()], "square"),
         ([transforms.Resize((8, 9)), transforms.ToTensor()], r"Resize to \[8, 9\]: .* square"),
         ([transforms.Resize((9, 9)), transforms.CenterCrop(8), transforms.ToTensor()], "CenterCrop after Resize"),

@@ -383,7 +383,7 @@ def test_labels_beyond_the_classes(configure: Configure, tmp_path: Path) -> None
 
 
 def test_a_batch_larger_than_the_dataset(configure: Configure) -> None:
-    with pytest.raises(UsageError, match=r"a batch of 97 .* is larger than the 96 training samples"):
+    with pytest.raises(UsageError, match=r"a batch of 97 \(97 a rank\) is larger than the 96 training samples"):
         train(configure(batch_size=97))
 
 
@@ -405,7 +405,7 @@ def test_a_device_by_number_is_for_one_process(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_global_batch_that_does_not_divide(configure: Configure) -> None:
-    with pytest.raises(UsageError, match="--global-batch 10 does not divide over 1 ranks × 3"):
+    with pytest.raises(UsageError, match="--global-batch 10 does not divide over 1 rank × 3 accumulation steps"):
         train(configure(global_batch=10, accumulate=3))
 
 

@@ -197,7 +197,7 @@ def test_bad_input_is_one_line_for_all_ranks(many: Path, tmp_path: Path) -> None
     output, _ = agent.communicate(timeout=120)
     assert agent.returncode != 0
     lines = [line for line in output.splitlines() if line.startswith("feedline: ")]
-    assert lines == ["feedline: 2 ranks for 1 training samples: start at most 1"]
+    assert lines == ["feedline: 2 ranks for 1 training sample: start at most 1"]
 
 
 @pytest.fixture

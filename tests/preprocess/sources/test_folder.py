@@ -83,8 +83,8 @@ def test_what_is_passed_over_is_said(tmp_path: Path) -> None:
     assert len(found.columns) == 1
     assert found.notes == [
         "no train image: 1 class (first: b)",
-        "passed over: 1 hidden images",
-        "passed over: 3 things that are no image files",
+        "passed over (1): hidden images",
+        "passed over (3): things that are no image files",
     ]
     images(tmp_path, ".kept/1.jpg", ".git/objects")  # ImageFolder takes the first for a class
     assert indexed(tmp_path).notes[0] == (
@@ -105,7 +105,7 @@ def test_links(tmp_path: Path) -> None:
     found = indexed(tmp_path / "set")
     keys = ["a/1", "a/linked", "a/more/3", "a/more/deep/4", "a/real/5", "b/2"]
     assert sorted(found.columns.keys) == keys
-    assert found.notes == ["passed over: 4 links to folders already listed"]
+    assert found.notes == ["passed over (4): links to folders already listed"]
 
 
 def test_what_has_no_bytes_or_no_class_is_a_trouble(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_images_are_known_by_their_bytes_too(tmp_path: Path) -> None:
     images(tmp_path, "a/empty.jpe")
     found = indexed(tmp_path)
     assert sorted(found.columns.keys) == ["a/bare", "a/empty", "a/odd", "a/x", "a/x-" + found.columns.keys[-1][-8:]]
-    assert found.notes == ["passed over: 3 things that are no image files"]
+    assert found.notes == ["passed over (3): things that are no image files"]
 
 
 def test_a_flat_folder_of_names_without_extension(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_json_labels_and_other_members(tmp_path: Path) -> None:
     found = indexed(write_tar(tmp_path / "x.tar", rows))
     assert samples(found) == {("train", "a"): (2, b"A"), ("train", "b"): (-1, b"B"), ("train", "d"): (-1, b"D"),
                               ("train", "e"): (2, b"E"), ("train", "f"): (-1, b"F")}  # fmt: skip
-    assert found.notes[1:] == ["passed over: 1 samples without an image"]
+    assert found.notes[1:] == ["passed over (1): samples without an image"]
 
 
 def test_classes_in_words_are_sorted(tmp_path: Path) -> None:
