@@ -65,12 +65,15 @@ def outputs(texts: list[str], picture: Settings) -> "tuple[Output, ...]":
                 f"keep takes the files as they are: leave --{given[0].removesuffix('_px').replace('_', '-')} out"
             )
         return (parse_output("keep"),)
-    if not texts:
-        return (Output(**picture),)
-    if (picture["size_px"], picture["codec"]) != (Output.size_px, Output.codec):
+    if texts and (picture["size_px"], picture["codec"]) != (Output.size_px, Output.codec):
         raise UsageError("--size and --codec mean a single output: beside --output say SIZE:CODEC there")
     shared = {name: value for name, value in picture.items() if name not in ("size_px", "codec")}
-    return tuple(parse_output(text, **shared) for text in texts)
+    made = tuple(parse_output(text, **shared) for text in texts) or (Output(**picture),)
+    for name in ("quality", "subsampling"):
+        if picture[name] != getattr(Output, name) and not any(name in output.settings() for output in made):
+            codecs = " or ".join(dict.fromkeys(output.codec for output in made))
+            raise UsageError(f"--{name} does nothing for {codecs}: leave it out, or prepare jpeg")
+    return made
 
 
 def read_lines(path: Path | None) -> tuple[str, ...] | None:

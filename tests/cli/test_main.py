@@ -124,6 +124,14 @@ def test_a_size_beside_the_outputs_is_not_ignored(feedline: Commands) -> None:
             ("a/new", "--codec", "keep", "--apply-orientation"),
             "feedline: keep takes the files as they are: leave --apply-orientation out\n",
         ),
+        (
+            ("a/new", "--output", "64:raw", "--output", "64:planes", "--quality", "80"),
+            "feedline: --quality does nothing for raw or planes: leave it out, or prepare jpeg\n",
+        ),
+        (
+            ("a/new", "--codec", "raw", "--subsampling", "444"),
+            "feedline: --subsampling does nothing for raw: leave it out, or prepare jpeg\n",
+        ),
         (("/dev/full",), "feedline: /dev/full is not a folder: choose another place for OUT\n"),
         (
             ("/proc/out",),
