@@ -22,7 +22,7 @@ from feedline.benchmarks import commands
 from feedline.benchmarks.measure.intervals import estimate
 from feedline.benchmarks.measure.rounds import Advance, Bench, require_torch, rounds
 from feedline.benchmarks.measure.window import Subject, Window, per_second
-from feedline.benchmarks.variants import find_train, kept_shards, train_splits
+from feedline.benchmarks.variants import find_train, kept_shards, may_show, train_splits
 from feedline.benchmarks.what_if import what_if
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
@@ -138,12 +138,13 @@ def ascend(config: LadderConfig, say: Say = lambda _: None, advance: Advance | N
     raw_px, resize = image_size(recording.train_loader), squares(recording.train_loader)
     form = f"{raw_px}:raw:{resize}" if raw_px else ""
     prepared = config.prepared or prepare(config, form, say)
-    shards, raw = find_train(prepared, "jpeg"), raw_shards(prepared, raw_px, resize)
+    shards, raw = find_train(prepared, "jpeg", shows=resize), raw_shards(prepared, raw_px, resize)
     px = read_manifest(shards).settings.get("size_px") or SIZE_PX
     recording = with_trials(recording, px, form)
     rungs = rungs_of(workers, shards, raw)
     if raw is None:
-        none = f"{prepared} has none of {raw_px} px (--output {form})"
+        bilinear = " --filter bilinear" if resize == "stretch" else ""
+        none = f"{prepared} has none of {raw_px} px (--output {form}{bilinear})"
         say(f"without a rung of raw shards: {none if raw_px else 'no size of the images the model sees is known'}")
     if not any(rung.key == "shards" for rung in rungs):
         say("without stock webdataset's rung, which takes `pip install webdataset`")
@@ -204,18 +205,18 @@ def training_loader(recording: Recording) -> int:
 
 
 def raw_shards(prepared: Path, px: int | None, resize: str) -> Path | None:
-    """The train split of raw pixels at this size, where there is one: of whole pictures where the script shows them
-    (`squares`)."""
-    middles = ("square", "crop") if resize == "stretch" else ()
+    """The train split of raw pixels at this size that show what the script does, where there is one."""
     return next((split for split, manifest in train_splits(prepared)
                  if (manifest.codec, manifest.settings.get("size_px")) == ("raw", px)
-                 and manifest.settings.get("resize") not in middles), None)  # fmt: skip
+                 and may_show(manifest, resize)), None)  # fmt: skip
 
 
 def prepare(config: LadderConfig, raw: str, say: Say) -> Path:
     """JPEG shards, and raw ones in this form where the script's own size is known."""
     forms = [f"{config.size_px or SIZE_PX}:jpeg", *([raw] if raw else [])]
-    return kept_shards(config.source, [word for form in forms for word in ("--output", form)], config.work, say)
+    bilinear = ["--filter", "bilinear"] if raw.endswith("stretch") else []
+    words = [word for form in forms for word in ("--output", form)]
+    return kept_shards(config.source, [*words, *bilinear], config.work, say)
 
 
 def with_trials(recording: Recording, size_px: int, raw: str) -> Recording:

@@ -36,7 +36,7 @@ def compare_page(record: Row) -> Page:
     varied = [name for name, values in axes.items() if len(values) > 1]
     fixed = {AXES[name].word: values[0] for name, values in axes.items() if len(values) == 1}
     splits = {str(cell["split"]) for cell in cells}
-    fixed |= {"shards": splits.pop()} if len(splits) == 1 else {}
+    fixed |= {"split": splits.pop()} if len(splits) == 1 else {}
     first, _, rest = record["statement"].partition(". ")
     method = (
         f"Each cell was measured {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} times for "

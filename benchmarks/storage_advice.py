@@ -134,7 +134,7 @@ def storage_of(split: Path, seconds: float = SECONDS) -> SplitStorage:
     return SplitStorage(
         split=str(split),
         samples=manifest.samples,
-        sample_bytes=reads.piece_bytes,
+        sample_bytes=float(index.lengths_N.mean()),
         shards=shards,
         shard_bytes=shard_bytes,
         in_memory=cached,

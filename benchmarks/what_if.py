@@ -39,7 +39,7 @@ from feedline.preprocess.fingerprint import fingerprint
 from feedline.preprocess.picture import BadImage, Output, Prepared, Preparer
 from feedline.profiling.explain.measure.situation import measure, situation
 from feedline.profiling.explain.remedies.own_loader import unwatched
-from feedline.profiling.explain.remedies.remedy import drafted_px, image_size
+from feedline.profiling.explain.remedies.remedy import drafted_px, image_size, mirrors
 from feedline.profiling.record.recording import Recording, Trial
 
 MARGIN = 8 / 7  # of the stored short side over the crop: 256 px for 224, as everybody has it
@@ -59,17 +59,19 @@ def what_if(recording: Recording, *, forms: Sequence[Output] | None = None, **op
     where feedline's loader does not take those of the script over. Options are those of `trials`."""
     loader, crop_px = recording.train_loader, image_size(recording.train_loader) or 224
     stretched = loader is not None and loader.stretched
+    augment = Augment(whole=stretched, train=not stretched or mirrors(loader))
     if forms is None:
         forms = () if needless(recording) else forms_for(crop_px, stretched=stretched)
         options = {"script_loader": loader is not None and bool(loader.refused), **options}
-    return trials(recording.sample_paths, crop_px, forms=forms, stretched=stretched, **options)
+    return trials(recording.sample_paths, crop_px, forms=forms, augment=augment, **options)
 
 
 def forms_for(crop_px: int, *, stretched: bool = False) -> tuple[Output, ...]:
-    """None has less resolution than the crop; of whole pictures stretched to squares each has the very pixels."""
+    """None has less resolution than the crop; whole pictures stretched to squares are as large as that."""
     stored_px = crop_px if stretched else math.ceil(MARGIN * crop_px / STEP_PX) * STEP_PX
-    how: dict[str, Any] = {"resize": "stretch", "filter": "bilinear"} if stretched else {}
-    sized = [Output(codec=codec, size_px=stored_px, **how) for codec in ("jpeg", "planes")]
+    how: dict[str, Any] = {"resize": "stretch", "filter": "bilinear", "enlarge": True} if stretched else {}
+    names = ("jpeg", "planes") if stored_px % 2 == 0 else ("jpeg",)  # planes would lose a column and a row
+    sized = [Output(codec=codec, size_px=stored_px, **how) for codec in names]
     square: dict[str, Any] = {"codec": "raw", "resize": "square"} | how
     raw = [Output(size_px=stored_px, **square)] if stored_px <= MOST_RAW_PX else []
     return (Output(codec="keep"), *sized, *raw)
@@ -107,16 +109,16 @@ def trials(
     samples: int = 200,
     rounds: int = 3,
     script_loader: bool = False,
-    stretched: bool = False,
+    augment: Augment | None = None,
 ) -> list[Trial]:
     """One trial per form and loader, on at most so many samples. Files that are no images (nor tars of images) are
-    passed over. `script_loader`: also with the usual PIL transforms, where torchvision is installed. `stretched`:
-    whole pictures as squares are loaded, not random crops."""
+    passed over. `script_loader`: also with the usual PIL transforms, where torchvision is installed. `augment`: what
+    is loaded of a picture."""
     originals = [data for data in samples_of(paths, samples) if is_usable(data)] if forms else []
     if not originals:
         return []
-    transform = usual_transform(image_size_px, stretched=stretched) if script_loader else None
-    augment = Augment(whole=stretched)
+    augment = augment or Augment()
+    transform = usual_transform(image_size_px, stretched=augment.whole) if script_loader else None
     with scratch_folder("whatif") as folder, ExitStack() as stack:
         made = [prepare_form(originals, form, folder) for form in forms]
         ways = [(form, *way) for form in made for way in ways_to_load(form, image_size_px, augment, transform, stack)]

@@ -115,6 +115,7 @@ class Terminal:
         return "" if self.newest < 0 else words
 
     def terminated(self, number: int, frame: object) -> None:
+        self._clear()
         stderr.print(f"terminated{self.goes_on}")
         raise SystemExit(128 + number)
 

@@ -86,9 +86,13 @@ def check_same_data(dataset: Any, manifest: "Manifest", labels_N: npt.NDArray[np
     has, and in a folder dataset the label of a path with its class folder (of LOOKS paths at most). `whole`: it shows
     whole pictures, of which some shards have only the middle.
     """
-    if whole and manifest.settings.get("resize") in ("square", "crop"):
+    resize = manifest.settings.get("resize")
+    if whole and resize in ("square", "crop"):
         raise UsageError("the shards hold the middle square of each picture, Resize((N, N)) shows all of it: "
-                         "prepare with --resize stretch")  # fmt: skip
+                         "prepare with --resize stretch --filter bilinear")  # fmt: skip
+    if not whole and resize == "stretch":
+        raise UsageError("the shards hold pictures stretched to squares, and crops of those have another aspect: "
+                         "prepare without --resize stretch")  # fmt: skip
     if len(dataset) not in (manifest.samples, sum(shard.planned_samples for shard in manifest.shards)):
         raise UsageError(
             f"the DataLoader's dataset has {len(dataset):,} samples, the shards {manifest.samples:,}: were they made "

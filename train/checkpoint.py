@@ -129,7 +129,7 @@ class Checkpoints:
         for where in reversed(self.steps()):
             try:
                 state = read(where)
-                told = [problem.rpartition(": ")[0] or problem for problem in problems]  # without their remedies
+                told = [problem.removesuffix(": use an older one") for problem in problems]
                 return Resume(state, where, [f"{problem}: going on from {where.name}" for problem in told])
             except CheckpointError as error:
                 if isinstance(error.__cause__, OSError) and error.__cause__.errno != errno.ENOENT:
@@ -196,7 +196,7 @@ def to_bytes(state: State) -> bytes:
 def from_bytes(data: bytes, where: str) -> State:
     """Raises CheckpointError with the reason for anything that is not a whole checkpoint of ours."""
     theirs = f"{where} is not a feedline checkpoint: give a file from a run's checkpoints/ folder"
-    if data[:2] != b"PK":  # no zip
+    if data[:2] != b"PK" and data[:1024].strip(b"\0"):  # no zip, nor one that a full disk or a crash has emptied
         raise CheckpointError(theirs)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -5,6 +5,7 @@ WebDataset tars (`shard_tar`). This module writes and reads the first two. A sam
 offset, length). It imports neither torch nor Spark.
 """
 
+import errno
 import hashlib
 import io
 import json
@@ -167,6 +168,8 @@ def identified(split_folder: Path) -> tuple[Manifest, str]:
         text = data.decode()
     except FileNotFoundError:
         what = f"{split_folder} is not a prepared split (no {MANIFEST})"
+        for folder in (split_folder, split_folder.parent):
+            _refuse_unfinished(folder)
         there = prepared_splits(split_folder) if split_folder.is_dir() else ()
         remedy = f"give {' or '.join(map(str, there))}" if there else "run `feedline prepare` first"
         raise DatasetError(f"{what}: {remedy}") from None
@@ -266,8 +269,10 @@ def _unreadable(path: Path) -> Generator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, BufferError, ValueError, KeyError) as error:
+        number = getattr(error, "errno", None)
         why = getattr(error, "strerror", None) or first_line(error)
-        raise DatasetError(f"{path} cannot be read ({why}): copy it again, or prepare the dataset again") from error
+        remedy = ": copy it again, or prepare the dataset again" if number in (None, errno.ENOENT) else ""
+        raise DatasetError(f"{path} cannot be read ({why}){remedy}") from error
 
 
 def index_bytes(rows: Iterable[SampleRow]) -> bytes:
@@ -336,6 +341,11 @@ def _check_rows(path: Path, metadata: pq.FileMetaData, most: int) -> None:
 # --- finding splits -----------------------------------------------------------------------------------
 
 
+def _refuse_unfinished(folder: Path) -> None:
+    if (folder / UNFINISHED).exists():
+        raise DatasetError(f"{folder} holds an unfinished prepare: run its command again to resume")
+
+
 def prepared_splits(folder: Path) -> Sequence[Path]:
     """The splits under a prepared folder (or the folder itself), train first. Empty when there are none. Raises
     UsageError for an address, and for what does not exist, DatasetError for an unfinished prepare."""
@@ -344,8 +354,8 @@ def prepared_splits(folder: Path) -> Sequence[Path]:
     if (folder / MANIFEST).exists():
         return [folder]
     manifests = list(folder.glob(f"*/{MANIFEST}")) or list(folder.glob(f"*/*/{MANIFEST}"))
-    if not manifests and (folder / UNFINISHED).exists():
-        raise DatasetError(f"{folder} holds an unfinished prepare: run its command again to resume")
+    if not manifests:
+        _refuse_unfinished(folder)
     splits = [path.parent for path in manifests]
     return sorted(splits, key=lambda path: (path.parent, path.name != "train", path.name))
 

@@ -19,7 +19,8 @@ def costs(recording: Recording) -> Costs:
     workers = recording.preparing() if loader is not None else []
     workers_cpu_s = [one.cpu_s for one in workers if one.cpu_s is not None]
     if not workers and loader is not None and loader.background:  # made in other threads, where it has no workers
-        workers_cpu_s = [sum(one.beside_cpu_s.values()) for one in recording.trainers if not loader.num_workers]
+        workers_cpu_s = [sum(one.beside_cpu_s.values()) for one in recording.trainers
+                         if one.beside_cpu_s and not loader.num_workers]  # fmt: skip
     elif not workers:  # what the training thread made itself, of a loop that asks no watched loader
         workers_cpu_s = [one.stages_cpu_s["load"] for one in recording.trainers if "load" in one.stages_cpu_s]
     loading_cpu_s = sum(one.cpu_s or 0.0 for one in workers if one.in_trainer) if workers else sum(workers_cpu_s)

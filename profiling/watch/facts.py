@@ -26,6 +26,7 @@ WRAPPED = 8  # datasets inside each other are looked at
 LOOKS = 512  # at a list's places
 LEAST_BYTES = 512  # of what a dataset keeps; less is a name, a label or a shape
 DRAW_SOME = ("WeightedRandomSampler", "SubsetRandomSampler")
+BEFORE_RESIZE = ("ToImage", "PILToTensor", "RandomHorizontalFlip", "HorizontalFlip")  # which changes no shape
 CACHED = type(functools.lru_cache(bool))
 
 
@@ -62,7 +63,7 @@ def settings(one: Any) -> dict[str, Any]:
         "sampler": quietly(lambda: _own_sampler(one)),
         "transforms": quietly(lambda: _names(steps)) or [],
         "normalize": quietly(lambda: _normalize(steps)) or [],
-        "stretched": quietly(lambda: _stretched(steps)) or bool(of(of(of(one, "config"), "augment"), "whole")),
+        "stretched": quietly(lambda: _stretched(steps)) or of(of(of(one, "config"), "augment"), "whole") is True,
     }
 
 
@@ -144,20 +145,28 @@ def _names(steps: Sequence[Any]) -> list[str]:
 
 
 def _normalize(steps: Sequence[Any]) -> list[list[float]]:
-    """torchvision's works on what ToTensor has made, that of albumentations on bytes."""
+    """torchvision's works on what ToTensor has made, that of albumentations on bytes. Larger means are no shares."""
     (one,) = [step for step in steps if type(step).__name__ == "Normalize"]
-    up_to_one = getattr(one, "max_pixel_value", None) == 255 or "ToTensor" in _names(steps)
+    on_bytes = (
+        getattr(one, "max_pixel_value", None) == 255 and getattr(one, "normalization", "standard") == "standard"
+    )
+    scaled = any(type(step).__name__ == "ToDtype" and getattr(step, "scale", False) is True for step in steps)
     of_three = [[float(value) for value in of] for of in (one.mean, one.std)]
-    return of_three if up_to_one and all(len(of) == 3 for of in of_three) else []
+    up_to_one = all(len(of) == 3 for of in of_three) and 0 <= min(of_three[0]) <= max(of_three[0]) <= 1
+    return of_three if up_to_one and (on_bytes or scaled or "ToTensor" in _names(steps)) else []
 
 
 def _stretched(steps: Sequence[Any]) -> bool:
-    """torchvision's Resize has a `size`, that of albumentations `height` and `width`."""
-    if any("crop" in type(step).__name__.lower() for step in steps):
+    """torchvision's Resize has a `size`, that of albumentations `height` and `width`. What stands before it, or crops,
+    may leave no whole picture."""
+    names = _names(steps)
+    first = next((place for place, name in enumerate(names) if name not in BEFORE_RESIZE), len(names) - 1)
+    one = steps[first]
+    theirs = type(one).__module__.partition(".")[0] in ("torchvision", "albumentations")
+    if names[first] != "Resize" or not theirs or any("crop" in name.lower() for name in names):
         return False
-    resizes = [step for step in steps if type(step).__name__ == "Resize"]
-    sizes = [getattr(step, "size", None) or (step.height, step.width) for step in resizes]
-    return any(not isinstance(size, int) and len(size) == 2 and size[0] == size[1] for size in sizes)
+    size = getattr(one, "size", None) or (one.height, one.width)
+    return not isinstance(size, int) and len(size) == 2 and size[0] == size[1]
 
 
 def _folder(dataset: Any) -> str | None:

@@ -56,7 +56,7 @@ def compared(config: CompareConfig, path: Path, rate: Rate = by_workers, noise: 
 def test_which_shards_were_measured_is_said(tmp_path: Path) -> None:
     record = compared(config(tmp_path, rounds=3, num_workers=[0, 1]), tmp_path / "rows.jsonl")
     (split,) = {cell["split"] for cell in record["cells"]}
-    assert f"shards {split}" in " ".join(text(compare_page(record)).split())
+    assert f"split {split}" in " ".join(text(compare_page(record)).split())
 
 
 def test_the_same_setting_twice_is_no_difference(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_prepared_shards_are_climbed_as_they_are(
     """Predicted for their own size; without raw ones that show what the script does that rung is left out, and that
     is said."""
     out, outputs = tmp_path / "OUT", [Output(codec="jpeg", size_px=32)]
-    outputs += [Output(codec="raw", size_px=64, resize="square")] if resize == "stretch" else []
+    outputs.append(Output(codec="raw", size_px=64, resize="square" if resize == "stretch" else "stretch"))
     run_prepare(
         PrepareConfig(source=str(tiny_folder), out=str(tmp_path / "OUT"), outputs=tuple(outputs), engine="processes")
     )

@@ -13,6 +13,7 @@ from PIL import Image
 
 from feedline.benchmarks import what_if as module
 from feedline.benchmarks.what_if import draft_left, forms_for, needless, samples_of, trials, what_if, why_none
+from feedline.pipeline.draw.regions import Augment
 from feedline.preprocess.picture import Output
 from feedline.profiling.explain.remedies.remedy import image_size
 from feedline.profiling.record.recording import LoaderSeen, Recording, Script, Trial
@@ -142,14 +143,16 @@ def test_no_form_has_less_resolution_than_the_crop(crop_px: int, stored_px: int)
 
 
 def test_whole_pictures_as_squares_are_tried_as_the_script_shows_them(photos: list[Path]) -> None:
-    forms = forms_for(65, stretched=True)
-    assert {(one.codec, one.size_px, one.resize) for one in forms[1:]} == {
-        (codec, 65, "stretch") for codec in ("jpeg", "planes", "raw")
-    }
-    tried = trials(photos, 65, forms=forms, samples=4, rounds=1, script_loader=True, stretched=True)
-    assert {one.codec for one in tried if one.loader == "feedline"} == {"as-is", "jpeg", "planes", "raw"}
-    (raw,) = [one for one in tried if one.codec == "raw" and one.loader == "feedline"]
-    assert raw.bytes_per_sample < 65 * 65 * 3 + 200
+    for px, codecs in ((65, ("jpeg", "raw")), (64, ("jpeg", "planes", "raw"))):  # planes have even sides
+        forms = forms_for(px, stretched=True)
+        assert {(one.codec, one.size_px, one.resize, one.enlarge) for one in forms[1:]} == {
+            (codec, px, "stretch", True) for codec in codecs
+        }
+        whole = Augment(whole=True)
+        tried = trials(photos, px, forms=forms, samples=4, rounds=1, script_loader=True, augment=whole)
+        assert {one.codec for one in tried if one.loader == "feedline"} == {"as-is", *codecs}
+        (raw,) = [one for one in tried if one.codec == "raw" and one.loader == "feedline"]
+        assert px * px * 3 < raw.bytes_per_sample < px * px * 3 + 200
 
 
 def test_names_say_nothing_of_what_a_file_is(photos: list[Path], tmp_path: Path) -> None:

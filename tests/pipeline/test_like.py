@@ -28,6 +28,9 @@ from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.format.local import LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.pipeline.loader import Augment, Loader
+from feedline.preprocess.config import PrepareConfig
+from feedline.preprocess.picture import Output
+from feedline.preprocess.prepare import prepare
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 
@@ -69,6 +72,26 @@ def test_whole_pictures_stretched_to_squares_are_those_of_the_script(
     for (images, _), (expected, _) in zip(ours, theirs, strict=True):
         assert images.shape == expected.shape
         assert (images - expected).abs().mean() < 0.01, "about 2 grey levels"
+
+
+@pytest.mark.parametrize("px", [24, 45, 64])  # pictures of 48 x 40: smaller, between, larger
+@pytest.mark.parametrize("flip", [None, 1.0])
+def test_raw_shards_of_stretched_pictures_hold_the_very_pixels(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, px: int, flip: float | None
+) -> None:
+    output = Output(codec="raw", size_px=px, resize="stretch", filter="bilinear", enlarge=True)
+    out = tmp_path_factory.mktemp("stretched")
+    prepare(PrepareConfig(source=str(folder), out=str(out), outputs=(output,), engine="processes"))
+    flips = [] if flip is None else [transforms.RandomHorizontalFlip(flip)]
+    theirs = dataloader(folder, [transforms.Resize((px, px)), *flips, transforms.PILToTensor()])
+    ours = Loader.like(theirs, out / "train")
+    shown, expected = (torch.cat([images for images, _ in batches]) for batches in (ours, theirs))
+    in_order = [{picture.numpy().tobytes() for picture in batch.contiguous()} for batch in
+                (shown, expected.permute(0, 2, 3, 1))]  # fmt: skip
+    assert in_order[0] == in_order[1] and len(in_order[0]) == 60
+    cropped = dataloader(folder, [transforms.RandomResizedCrop(px), transforms.ToTensor()])
+    with pytest.raises(UsageError, match="another aspect: prepare without --resize stretch"):
+        Loader.like(cropped, out / "train")
 
 
 def test_shards_of_middle_squares_have_no_whole_pictures(

@@ -99,6 +99,10 @@ def squares(loader: LoaderSeen | None) -> str:
     return "stretch" if loader is not None and loader.stretched else "square"
 
 
+def mirrors(loader: LoaderSeen | None) -> bool:
+    return loader is not None and any("horizontalflip" in name.lower() for name in loader.transforms)
+
+
 def trains(at: Situation) -> bool:
     """An optimiser stepped, or gradients were computed."""
     return at.recording.optimizer_steps > 0 or any(step.backward_s > 0 for step in at.recording.steps)

@@ -30,12 +30,14 @@ def faster_starts(at: Situation) -> Iterable[Change]:
     if now.epoch_start_s >= HARDLY * whole_s and iterates(at):
         spares = "" if loader.persistent_workers else f"{kept_line}  # spares the processes\n"
         begins = (loader.refused or "").partition(" is code")[0]
+        own = any(f":{begins}" in place for place in at.measured.workers.functions)  # else it may be a library's
+        lines = lines_of(at.recording, begins * own)
         smaller = ".shuffle(100)  # webdataset: a small buffer; or .with_epoch(…): longer epochs"
         yield Change(
             family="stage", remedy="epochs that begin faster", target="start", effort=Effort.CODE, at_most=True,
             then=replace(now, epoch_start_s=0.0), cause=cause,
             why=f"{why}, in which its dataset's iterator begins anew (a shuffle buffer, say, is filled): {AT_MOST}",
-            command=spares + (smaller if begins.partition(".")[0] in WEBDATASETS else lines_of(at.recording, begins)),
+            command=spares + (smaller if begins.partition(".")[0] in WEBDATASETS else lines),
         )  # fmt: skip
         return
     passes = 1 + max(epoch.epoch for epoch in at.recording.passes if epoch.loader == loader.id)

@@ -22,6 +22,7 @@ from feedline.profiling.explain.remedies.remedy import (
     busy_time,
     folder_of,
     image_size,
+    mirrors,
     native_crops,
     several_views,
     squares,
@@ -179,8 +180,8 @@ def _prepare_command(at: Situation, trial: Trial) -> str:
     resize = squares(at.measured.loader)
     form = f"{trial.size_px}:{trial.codec}" + (f":{resize}" if trial.codec == "raw" or resize == "stretch" else "")
     output = "--codec keep" if trial.codec == "as-is" else f"--output {form}"
-    bilinear = " --filter bilinear" if resize == "stretch" and trial.codec != "as-is" else ""
-    return f"feedline prepare {folder_of(at, 'SOURCE')} OUT {output}{bilinear}"
+    as_theirs = " --filter bilinear --enlarge" if resize == "stretch" and trial.codec != "as-is" else ""
+    return f"feedline prepare {folder_of(at, 'SOURCE')} OUT {output}{as_theirs}"
 
 
 def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:
@@ -208,14 +209,9 @@ def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:
     sizes = sizes if trains(at) else f", train=False{sizes}"
     if loader.stretched:
         imported = imported.replace("Loader\n", "Augment, Loader\n", 1)
-        still = "" if _mirrors(at) else ", flip=0" if trains(at) else ", train=False"
+        still = ", train=False" if not trains(at) else "" if mirrors(loader) else ", flip=0"
         more = f",\n                augment=Augment(whole=True{still}){more}"
     return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{on_gpu}{more})\n# {gives}'
-
-
-def _mirrors(at: Situation) -> bool:
-    loader = at.measured.loader
-    return trains(at) and loader is not None and any("horizontalflip" in name.lower() for name in loader.transforms)
 
 
 def _needs(at: Situation, loader: LoaderSeen, trial: Trial) -> str:
@@ -250,7 +246,8 @@ def _changes(at: Situation, loader: LoaderSeen, trial: Trial) -> Iterable[str]:
         yield f"pictures are stored at {size} px of the short side{loss}: {given} is made of smaller ones"
     if trial.loader == "feedline" and not _fits(loader):
         if loader.stretched:
-            order = "half of them mirrored" if _mirrors(at) else "" if trains(at) else "in the order of the shards"
+            mirrored = "half of them mirrored" if mirrors(loader) else ""
+            order = mirrored if trains(at) else "in the order of the shards"
             yield ", ".join(filter(None, ["whole pictures stretched to squares are RGB and bilinear", order]))
         else:
             yield OWN_CROPS if trains(at) else MIDDLES

@@ -137,10 +137,14 @@ def test_the_folder_of_classes_is_named_where_prepare_reads_it_as_the_script_doe
         ({"Resize": {"height": 64, "width": 64}}, True), ({"Resize": {"size": 64}}, False),
         ({"Resize": {"size": (64, 48)}}, False), ({"Resize": {}}, False), ({}, False),
         ({"Resize": {"size": (64, 64)}, "RandomCrop": {"size": 48}}, False),
+        ({"RandomHorizontalFlip": {}, "Resize": {"size": (64, 64)}}, True),
+        ({"SquarePad": {}, "Resize": {"size": (64, 64)}}, False),
+        ({"Resize": {"size": (64, 64), "__module__": "letterbox"}}, False),
     ],
 )  # fmt: skip
 def test_whole_pictures_that_become_squares_are_known_by_their_resize(steps: dict[str, Any], stretched: bool) -> None:
-    members = [type(name, (), fields)() for name, fields in steps.items()]
+    home = {"__module__": "torchvision.transforms"}
+    members = [type(name, (), home | fields)() for name, fields in steps.items()]
     dataset = SimpleNamespace(transform=SimpleNamespace(transforms=members))
     assert settings(SimpleNamespace(dataset=dataset))["stretched"] is stretched
 
@@ -150,7 +154,11 @@ def test_whole_pictures_that_become_squares_are_known_by_their_resize(steps: dic
     [
         ({"ToTensor": {}, "Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3}}, True),
         ({"Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3, "max_pixel_value": 255.0}}, True),
+        ({"ToDtype": {"scale": True}, "Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3}}, True),
         ({"Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3}}, False),  # of whatever was made of the picture
+        ({"ToTensor": {}, "Normalize": {"mean": (123.7, 116.3, 103.5), "std": [58.4] * 3}}, False),
+        ({"Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3, "max_pixel_value": 255.0, "normalization": "image"}},
+         False),
         ({"ToTensor": {}, "Normalize": {"mean": (0.5,), "std": (0.2,)}}, False), ({"ToTensor": {}}, False),
     ],
 )  # fmt: skip

@@ -104,7 +104,9 @@ def test_whole_pictures_stretched_to_squares_are_stored_as_what_the_script_shows
     seen = with_loader(made(trials=trials, ceiling=3000.0), batch_shapes=[[32, 3, 64, 64], [32]])
     seen = with_loader(seen, stretched=True, refused="", transforms=["Resize"])
     lossy, exact = (of_family(replace(seen, trials=[trial]), "shards")[0] for trial in trials)
-    assert "--output 64:raw:stretch --filter bilinear\n" in exact.command and "Loader.like(" in exact.command
+    assert (
+        "--output 64:raw:stretch --filter bilinear --enlarge\n" in exact.command and "Loader.like(" in exact.command
+    )
     assert exact.changes == "" and lossy.changes == "pictures are stored at 64 x 64 px, re-encoded (40 dB)"
     own = with_loader(seen, refused="Files.__getitem__ is code of its own")
     flipped = with_loader(own, transforms=["Resize", "RandomHorizontalFlip"])
