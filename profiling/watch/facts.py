@@ -157,8 +157,8 @@ def _normalize(steps: Sequence[Any]) -> list[list[float]]:
 
 
 def _stretched(steps: Sequence[Any]) -> bool:
-    """torchvision's Resize has a `size`, that of albumentations `height` and `width`. What stands before it, or crops,
-    may leave no whole picture."""
+    """torchvision's Resize has a `size`, that of albumentations `height` and `width`. What else stands before it, or
+    crops, may leave no whole picture."""
     names = _names(steps)
     first = next((place for place, name in enumerate(names) if name not in BEFORE_RESIZE), len(names) - 1)
     one = steps[first]
