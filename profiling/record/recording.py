@@ -320,9 +320,11 @@ class Recording:
     def preparing(self) -> list[WorkerTime]:
         """Those that prepare the training loader's batches; all, where no loader is known. Where the training thread
         does, also what it prepares of other loaders that train in its loop: they hold up the same steps, whose
-        samples are counted already."""
+        samples are counted already. Of one that another thread draws, looks at the training thread tell nothing."""
         loader = self.train_loader
         found = [one for one in self.workers if loader is None or one.loader == loader.id]
+        if loader is not None and loader.background:
+            found = [one for one in found if not one.in_trainer]
         if loader is not None and found and all(one.in_trainer for one in found):
             others = (one for one in self.workers if one.loader != loader.id and one.in_trainer)
             found += [replace(one, samples=0, batches=0) for one in others if one.phase == "train"]

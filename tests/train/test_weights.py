@@ -78,7 +78,7 @@ def test_zeros_are_counted_and_a_layer_that_a_threshold_empties_is_named(tmp_pat
 def test_what_is_no_run_or_checkpoint_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no checkpoints"):
         by_name(tmp_path)
-    (tmp_path / "x.pt").write_text("")
+    (tmp_path / "x.pt").write_text("no checkpoint")
     with pytest.raises(CheckpointError, match=r"x\.pt is not a feedline checkpoint"):
         describe(by_name(tmp_path / "x.pt")["x"], WeightsConfig())
     torch.save({"format": checkpoint.FORMAT, "version": checkpoint.VERSION}, tmp_path / "y.pt")
