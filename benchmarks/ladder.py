@@ -22,7 +22,7 @@ from feedline.benchmarks import commands
 from feedline.benchmarks.measure.intervals import estimate
 from feedline.benchmarks.measure.rounds import Advance, Bench, require_torch, rounds
 from feedline.benchmarks.measure.window import Subject, Window, per_second
-from feedline.benchmarks.variants import find_train, kept_shards, may_show, train_splits
+from feedline.benchmarks.variants import find_train, kept_shards, train_splits
 from feedline.benchmarks.what_if import what_if
 from feedline.pipeline.base.errors import UsageError
 from feedline.pipeline.base.files import write_atomically
@@ -138,7 +138,7 @@ def ascend(config: LadderConfig, say: Say = lambda _: None, advance: Advance | N
     raw_px, resize = image_size(recording.train_loader), squares(recording.train_loader)
     form = f"{raw_px}:raw:{resize}" if raw_px else ""
     prepared = config.prepared or prepare(config, form, say)
-    shards, raw = find_train(prepared, "jpeg", shows=resize), raw_shards(prepared, raw_px, resize)
+    shards, raw = find_train(prepared, "jpeg", whole=resize == "stretch"), raw_shards(prepared, raw_px, resize)
     px = read_manifest(shards).settings.get("size_px") or SIZE_PX
     recording = with_trials(recording, px, form)
     rungs = rungs_of(workers, shards, raw)
@@ -208,7 +208,7 @@ def raw_shards(prepared: Path, px: int | None, resize: str) -> Path | None:
     """The train split of raw pixels at this size that show what the script does, where there is one."""
     return next((split for split, manifest in train_splits(prepared)
                  if (manifest.codec, manifest.settings.get("size_px")) == ("raw", px)
-                 and may_show(manifest, resize)), None)  # fmt: skip
+                 and manifest.shows(whole=resize == "stretch")), None)  # fmt: skip
 
 
 def prepare(config: LadderConfig, raw: str, say: Say) -> Path:

@@ -104,16 +104,12 @@ def train_splits(folder: Path) -> list[tuple[Path, Manifest]]:
     return [(split, manifest) for split, manifest in manifests if manifest.split == "train"]
 
 
-def may_show(manifest: Manifest, squares: str) -> bool:
-    """Whether its pictures are whole, or not stretched, as what the script shows (`profiling`'s `squares`)."""
-    return manifest.settings.get("resize") not in (("square", "crop") if squares == "stretch" else ("stretch",))
-
-
-def find_train(folder: Path, codec: str | None = None, size: int | None = None, shows: str = "") -> Path:
-    """The first, of this codec and size, and of what a script `shows`, where they are given. Raises DatasetError."""
+def find_train(folder: Path, codec: str | None = None, size: int | None = None, *, whole: bool | None = None) -> Path:
+    """The first, of this codec and size, and that shows whole pictures or not (`Manifest.shows`), where they are
+    given. Raises DatasetError."""
     for split, manifest in train_splits(folder):
         fits = codec in (None, manifest.codec) and size in (None, manifest.settings.get("size_px"))
-        if fits and (not shows or may_show(manifest, shows)):
+        if fits and (whole is None or manifest.shows(whole=whole)):
             return split
     if codec is None:
         raise DatasetError(f"{folder} has no prepared train split: run `feedline prepare` first")

@@ -86,11 +86,10 @@ def check_same_data(dataset: Any, manifest: "Manifest", labels_N: npt.NDArray[np
     has, and in a folder dataset the label of a path with its class folder (of LOOKS paths at most). `whole`: it shows
     whole pictures, of which some shards have only the middle.
     """
-    resize = manifest.settings.get("resize")
-    if whole and resize in ("square", "crop"):
+    if whole and not manifest.shows(whole=True):
         raise UsageError("the shards hold the middle square of each picture, Resize((N, N)) shows all of it: "
                          "prepare with --resize stretch --filter bilinear")  # fmt: skip
-    if not whole and resize == "stretch":
+    if not manifest.shows(whole=whole):
         raise UsageError("the shards hold pictures stretched to squares, and crops of those have another aspect: "
                          "prepare without --resize stretch")  # fmt: skip
     if len(dataset) not in (manifest.samples, sum(shard.planned_samples for shard in manifest.shards)):

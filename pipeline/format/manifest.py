@@ -80,6 +80,10 @@ class Manifest:
     def shard_names(self) -> list[str]:
         return [shard.name for shard in self.shards]
 
+    def shows(self, *, whole: bool) -> bool:
+        """Whether its pictures can be what a script shows: all of each, stretched to a square, or crops."""
+        return self.settings.get("resize") not in (("square", "crop") if whole else ("stretch",))
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
