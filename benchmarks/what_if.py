@@ -58,18 +58,20 @@ def what_if(recording: Recording, *, forms: Sequence[Output] | None = None, **op
     Without `forms`, those that fit its crops, and none where `needless` says why; by the usual PIL transforms, too,
     where feedline's loader does not take those of the script over. Options are those of `trials`."""
     loader, crop_px = recording.train_loader, image_size(recording.train_loader) or 224
-    stretched = loader is not None and loader.stretched
-    augment = Augment(whole=stretched, train=not stretched or mirrors(loader))
+    known: dict[str, Any] = dict(loader.augment) if loader is not None else {}
+    known.setdefault("train", known.get("whole") != 1 or mirrors(loader))
+    augment = Augment(**known)
     if forms is None:
-        forms = () if needless(recording) else forms_for(crop_px, stretched=stretched)
+        forms = () if needless(recording) else forms_for(crop_px, augment)
         options = {"script_loader": loader is not None and bool(loader.refused), **options}
     return trials(recording.sample_paths, crop_px, forms=forms, augment=augment, **options)
 
 
-def forms_for(crop_px: int, *, stretched: bool = False) -> tuple[Output, ...]:
-    """None has less resolution than the crop; whole pictures stretched to squares are as large as that."""
-    stored_px = crop_px if stretched else math.ceil(MARGIN * crop_px / STEP_PX) * STEP_PX
-    how: dict[str, Any] = {"resize": "stretch", "filter": "bilinear", "enlarge": True} if stretched else {}
+def forms_for(crop_px: int, augment: Augment) -> tuple[Output, ...]:
+    """None has less resolution than the crop; they are as large as the script's own Resize, where it has one."""
+    share = augment.of_resized
+    stored_px = round(crop_px / share) if share else math.ceil(MARGIN * crop_px / STEP_PX) * STEP_PX
+    how: dict[str, Any] = {"resize": "stretch", "filter": "bilinear", "enlarge": True} if augment.whole else {}
     names = ("jpeg", "planes") if stored_px % 2 == 0 else ("jpeg",)  # planes would lose a column and a row
     sized = [Output(codec=codec, size_px=stored_px, **how) for codec in names]
     square: dict[str, Any] = {"codec": "raw", "resize": "square"} | how
@@ -118,7 +120,7 @@ def trials(
     if not originals:
         return []
     augment = augment or Augment()
-    transform = usual_transform(image_size_px, stretched=augment.whole) if script_loader else None
+    transform = usual_transform(image_size_px, augment) if script_loader else None
     with scratch_folder("whatif") as folder, ExitStack() as stack:
         made = [prepare_form(originals, form, folder) for form in forms]
         ways = [(form, *way) for form in made for way in ways_to_load(form, image_size_px, augment, transform, stack)]
@@ -297,15 +299,19 @@ def decode_s(data: bytes, asked_px: int) -> float:
     return time.thread_time() - started_s
 
 
-def usual_transform(size_px: int, *, stretched: bool) -> Transform | None:
-    """RandomResizedCrop or Resize, flip, float, normalised; None without torchvision."""
+def usual_transform(size_px: int, augment: Augment) -> Transform | None:
+    """Crops as the script has them, flip, float, normalised; None without torchvision."""
     try:
         from torchvision import transforms
     except ImportError:
         return None
     normalize = transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)
-    first = transforms.Resize((size_px, size_px)) if stretched else transforms.RandomResizedCrop(size_px)
-    return transforms.Compose([first, transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalize])
+    first: list[Any] = [transforms.RandomResizedCrop(size_px)]
+    if augment.of_resized:
+        resized_px = round(size_px / augment.of_resized)
+        crop = transforms.RandomCrop if augment.train else transforms.CenterCrop
+        first = [transforms.Resize((resized_px,) * 2 if augment.whole else resized_px), crop(size_px)]
+    return transforms.Compose([*first, transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalize])
 
 
 def cpu_s_per_sample(load: Load) -> float:

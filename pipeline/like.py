@@ -1,9 +1,9 @@
 """`Loader.like(dataloader, split)`: the settings of a user's own torch DataLoader, in the loader's words.
 
-Understood are torchvision's usual transforms, v1 and v2: RandomResizedCrop, Resize + CenterCrop or Resize((N, N)),
-flip, ToTensor and its v2 spellings, Normalize; what comes between crop and ToTensor and works on PIL images or uint8
-tensors (ColorJitter, RandAugment, …) is kept and runs in the workers. What is not understood is refused by name, not
-dropped.
+Understood are torchvision's usual transforms, v1 and v2: RandomResizedCrop, Resize(N) or Resize((N, N)) and behind it
+CenterCrop or RandomCrop, flip, ToTensor and its v2 spellings, Normalize; what comes between crop and ToTensor and
+works on PIL images or uint8 tensors (ColorJitter, RandAugment, …) is kept and runs in the workers. What is not
+understood is refused by name, not dropped.
 """
 
 import warnings
@@ -34,14 +34,19 @@ if TYPE_CHECKING:
 
 _TO_FLOAT = {"ToTensor", "ToDtype", "ConvertImageDtype", "ConvertDtype"}
 _SAME_PIXELS = {"ToImage", "PILToTensor", "ToPureTensor", "ToImageTensor", "Identity", "ToImagePIL", "RGB"}
-_CROPS = {"RandomResizedCrop", "Resize", "CenterCrop"}
+_CROPS = {"RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop"}
 LOOKS = 10_000
 SHARDS = "Shards(split, transform=...) of feedline.pipeline.shards_dataset"
 KEEP = f"keep your transforms and read the shards by {SHARDS}"
 PART = f"prepare with --val-fraction, or take all parts from {SHARDS}"
 """`subset` would draw other samples: some of the user's validation among them."""
-_OURS = {"interpolation": ("bilinear", 2), "antialias": (True, None, "warn"), "max_size": (None,)}
-"""How the loader resizes; 2 is Pillow's number of bilinear."""
+_OURS = {
+    "interpolation": ("bilinear", 2),
+    "antialias": (True, None, "warn"),
+    "max_size": (None,),
+    "padding": (None, 0),
+}
+"""How the loader resizes and crops; 2 is Pillow's number of bilinear."""
 
 
 def options_like(
@@ -219,14 +224,14 @@ class _Recipe:
         self._augment: dict[str, Any] = {"train": False, "flip": 0.0}
         self._resize_px: int | None = None
         self._crop, self._px = "", 0
-        self._flips = self._own = self._float = False
+        self._flips, self._own, self._float = True, False, False
         self._tail: list[Any] = []
         for step in steps:
             self._read(step, _name(step))
 
     def options(self, *, try_steps: bool) -> dict[str, Any]:
         if not self._crop:
-            crops = "RandomResizedCrop, CenterCrop or Resize((N, N))"
+            crops = "RandomResizedCrop, CenterCrop, RandomCrop or Resize((N, N))"
             raise UsageError(f"the DataLoader's transforms have no {crops}, which tell the image size: {KEEP}")
         augment = Augment(**self._augment)
         options = self._options | {"image_size": self._px, "augment": augment, "train": augment.train}
@@ -252,7 +257,7 @@ class _Recipe:
             except (TypeError, ValueError) as error:
                 raise _refused(f"Normalize({step.mean}, {step.std})") from error
             self._options |= dict(zip(("mean", "std"), map(tuple, of_three), strict=True))
-        elif name in _CROPS:
+        elif name in _CROPS and not (name == "RandomCrop" and self._crop and (self._own or step.padding)):
             self._cut(step, name)
         elif name == "RandomHorizontalFlip" and self._flips and not self._own:
             self._augment |= {"train": True, "flip": float(step.p)}
@@ -280,7 +285,8 @@ class _Recipe:
             value = getattr(value, "value", value)
             if value not in ours:
                 raise _refused(f"{name}({attribute}={value})")
-        if self._crop:
+        of_square = self._crop == "Resize" and not self._own and name in ("CenterCrop", "RandomCrop")
+        if self._crop and not of_square:
             raise _refused(f"{name} after {self._crop}")
         sides = [step.size] if isinstance(step.size, int) else list(step.size)
         if name == "Resize":
@@ -292,9 +298,9 @@ class _Recipe:
         if len(set(sides)) != 1:
             raise UsageError(f"{name} to {sides}: the loader gives square images only")
         self._crop, self._px = name, int(sides[0])
-        self._flips = name != "CenterCrop"
         if name == "Resize":
-            self._augment["whole"] = True
+            self._resize_px = self._px
+            self._augment["whole"] = 1.0
         elif name == "RandomResizedCrop":
             if self._resize_px is not None:
                 raise _refused(
@@ -302,11 +308,16 @@ class _Recipe:
                 )
             self._augment |= {"train": True, "scale": tuple(step.scale), "ratio": tuple(step.ratio)}
         elif self._resize_px is None:
-            raise _refused("CenterCrop without a Resize before it", "write Resize(N), N the shards' short side")
+            raise _refused(f"{name} without a Resize before it", "write Resize(N), N the shards' short side")
         elif sides[0] > self._resize_px:
-            raise _refused(f"CenterCrop({sides[0]}), larger than Resize({self._resize_px}),")
+            raise _refused(f"{name}({sides[0]}), larger than Resize({self._resize_px}),")
         else:
-            self._augment["crop_fraction"] = sides[0] / self._resize_px
+            self._augment["whole" if of_square else "crop_fraction"] = sides[0] / self._resize_px
+            if name == "RandomCrop":
+                self._augment |= {"train": True, "scale": None}
+            elif self._augment["train"]:
+                raise _refused("RandomHorizontalFlip before CenterCrop", "write it behind the crop")
+            self._flips = self._flips and name == "RandomCrop"
 
 
 class Tail:

@@ -121,7 +121,7 @@ class Loader:
         from feedline.pipeline.like import check_same_data, options_like  # torch.utils.data: nobody else needs it
 
         loader = cls(split, **options_like(dataloader, options))
-        stored, whole = loader.split.stored_labels_N, loader.config.drawing.whole
+        stored, whole = loader.split.stored_labels_N, loader.config.drawing.whole > 0
         check_same_data(dataloader.dataset, loader.manifest, stored, whole=whole)
         return loader
 

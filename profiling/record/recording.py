@@ -74,8 +74,8 @@ class LoaderSeen:
     """What draws its samples, where that is not torch's of each sample once."""
     transforms: list[str] = field(default_factory=list)
     """Names of the transforms seen, in their order where the dataset shows it."""
-    stretched: bool = False
-    """They show whole pictures as squares: a Resize((N, N)), and no crop."""
+    augment: dict[str, Any] = field(default_factory=dict)
+    """How they crop, in words of `draw.regions.Augment`; {} for crops of random sizes, and where it is not known."""
     normalize: list[list[float]] = field(default_factory=list)
     """Mean and std of their Normalize, of values up to 1, three numbers each; [] without one."""
     batch_dtypes: list[str] = field(default_factory=list)
@@ -96,6 +96,11 @@ class LoaderSeen:
     refused: str | None = None
     """Why `Loader.like` cannot take its settings over, in words; "" where it can (own transforms were not tried),
     None where nobody asked."""
+
+    @property
+    def stretched(self) -> bool:
+        """They show whole pictures, or crops of those, as squares: a Resize((N, N))."""
+        return bool(self.augment.get("whole"))
 
     @property
     def unwatched(self) -> bool:

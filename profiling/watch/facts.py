@@ -10,12 +10,13 @@ import os
 import resource
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, TypeVar
 
 from feedline.profiling.record.journal import Compute
+from feedline.profiling.watch import transforms
 from feedline.profiling.watch.rules import is_library, made_by
 
 T = TypeVar("T")
@@ -26,7 +27,6 @@ WRAPPED = 8  # datasets inside each other are looked at
 LOOKS = 512  # at a list's places
 LEAST_BYTES = 512  # of what a dataset keeps; less is a name, a label or a shape
 DRAW_SOME = ("WeightedRandomSampler", "SubsetRandomSampler")
-BEFORE_RESIZE = ("ToImage", "PILToTensor", "RandomHorizontalFlip", "HorizontalFlip")  # which changes no shape
 CACHED = type(functools.lru_cache(bool))
 
 
@@ -44,8 +44,9 @@ def settings(one: Any) -> dict[str, Any]:
         return quietly(lambda: getattr(home, name, None))
 
     dataset, sampler = of(one, "dataset"), of(one, "batch_sampler")
-    steps = quietly(lambda: _steps(dataset if dataset is not None else of(one, "config"))) or []
-    homes = [of(one, "fake_l"), one, of(one, "config")]  # fastai's, and of feedline's
+    config = of(one, "config")
+    steps = quietly(lambda: transforms.steps_of(held_by(innermost(config if dataset is None else dataset)))) or []
+    homes = [of(one, "fake_l"), one, config]  # fastai's, and of feedline's
 
     def told(name: str) -> Any:
         return next((value for home in homes if (value := of(home, name)) is not None), None)
@@ -61,9 +62,9 @@ def settings(one: Any) -> dict[str, Any]:
         "dataset_samples": _length(dataset),
         "folder": quietly(lambda: _folder(dataset)),
         "sampler": quietly(lambda: _own_sampler(one)),
-        "transforms": quietly(lambda: _names(steps)) or [],
-        "normalize": quietly(lambda: _normalize(steps)) or [],
-        "stretched": quietly(lambda: _stretched(steps)) or of(of(of(one, "config"), "augment"), "whole") is True,
+        "transforms": quietly(lambda: transforms.names(steps)) or [],
+        "normalize": quietly(lambda: transforms.normalize(steps)) or [],
+        "augment": quietly(lambda: transforms.crops(steps)) or quietly(lambda: transforms.crops_of(config)) or {},
     }
 
 
@@ -124,49 +125,6 @@ def is_child() -> bool:
 
 def held_by(one: Any) -> dict[str, Any]:
     return vars(one) if hasattr(one, "__dict__") else {}
-
-
-def _steps(dataset: Any) -> list[Any]:
-    """Members of a Compose (or the one callable) that the dataset holds, or feedline's config."""
-    held = held_by(innermost(dataset))
-    names = ("transform", "transforms", "preprocess", "batch_transform")
-    found = next((held[name] for name in names if held.get(name) is not None), None)
-    if type(found).__name__ == "StandardTransform":
-        found = getattr(found, "transform", None) or found
-    if found is None:
-        return []
-    members = getattr(found, "transforms", None) or getattr(found, "steps", None)  # `Loader.like`'s
-    return list(members[:32]) if isinstance(members, list | tuple) else [found]
-
-
-def _names(steps: Sequence[Any]) -> list[str]:
-    told = ((getattr(step, "__name__", None), type(step).__name__) for step in steps)
-    return [name if name and isinstance(name, str) else of_type for name, of_type in told]
-
-
-def _normalize(steps: Sequence[Any]) -> list[list[float]]:
-    """torchvision's works on what ToTensor has made, that of albumentations on bytes. Larger means are no shares."""
-    (one,) = [step for step in steps if type(step).__name__ == "Normalize"]
-    on_bytes = (
-        getattr(one, "max_pixel_value", None) == 255 and getattr(one, "normalization", "standard") == "standard"
-    )
-    scaled = any(type(step).__name__ == "ToDtype" and getattr(step, "scale", False) is True for step in steps)
-    of_three = [[float(value) for value in of] for of in (one.mean, one.std)]
-    up_to_one = all(len(of) == 3 for of in of_three) and 0 <= min(of_three[0]) <= max(of_three[0]) <= 1
-    return of_three if up_to_one and (on_bytes or scaled or "ToTensor" in _names(steps)) else []
-
-
-def _stretched(steps: Sequence[Any]) -> bool:
-    """torchvision's Resize has a `size`, that of albumentations `height` and `width`. What else stands before it, or
-    crops, may leave no whole picture."""
-    names = _names(steps)
-    first = next((place for place, name in enumerate(names) if name not in BEFORE_RESIZE), len(names) - 1)
-    one = steps[first]
-    theirs = type(one).__module__.partition(".")[0] in ("torchvision", "albumentations")
-    if names[first] != "Resize" or not theirs or any("crop" in name.lower() for name in names):
-        return False
-    size = getattr(one, "size", None) or (one.height, one.width)
-    return not isinstance(size, int) and len(size) == 2 and size[0] == size[1]
 
 
 def _folder(dataset: Any) -> str | None:

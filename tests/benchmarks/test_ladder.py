@@ -181,7 +181,8 @@ def test_prepared_shards_are_climbed_as_they_are(
         PrepareConfig(source=str(tiny_folder), out=str(tmp_path / "OUT"), outputs=tuple(outputs), engine="processes")
     )
     sixty_four = LoaderSeen(id=0, kind="torch", phase="train", refused="", batch_shapes=[[32, 3, 64, 64], [32]])
-    made(loaders=[replace(sixty_four, stretched=resize == "stretch")]).save(tmp_path / "profile.json")
+    shown = replace(sixty_four, augment={"whole": 1.0} if resize == "stretch" else {})
+    made(loaders=[shown]).save(tmp_path / "profile.json")
     script = tmp_path / "train.py"
     script.touch()
     seen: dict[str, Any] = {}

@@ -136,7 +136,7 @@ def test_the_size_the_loop_asks_for(shapes: list[list[int]], size: int | None) -
 
 @pytest.mark.parametrize(("crop_px", "stored_px"), [(224, 256), (64, 96), (32, 64), (160, 192), (384, 448)])
 def test_no_form_has_less_resolution_than_the_crop(crop_px: int, stored_px: int) -> None:
-    forms = forms_for(crop_px)
+    forms = forms_for(crop_px, Augment())
     assert [form.codec for form in forms][:3] == ["keep", "jpeg", "planes"]
     assert all(form.size_px == stored_px >= 8 / 7 * crop_px for form in forms[1:])
     assert ("raw" in {form.codec for form in forms}) == (stored_px <= 128)
@@ -144,11 +144,11 @@ def test_no_form_has_less_resolution_than_the_crop(crop_px: int, stored_px: int)
 
 def test_whole_pictures_as_squares_are_tried_as_the_script_shows_them(photos: list[Path]) -> None:
     for px, codecs in ((65, ("jpeg", "raw")), (64, ("jpeg", "planes", "raw"))):  # planes have even sides
-        forms = forms_for(px, stretched=True)
+        whole = Augment(whole=1)
+        forms = forms_for(px, whole)
         assert {(one.codec, one.size_px, one.resize, one.enlarge) for one in forms[1:]} == {
             (codec, px, "stretch", True) for codec in codecs
         }
-        whole = Augment(whole=True)
         tried = trials(photos, px, forms=forms, samples=4, rounds=1, script_loader=True, augment=whole)
         assert {one.codec for one in tried if one.loader == "feedline"} == {"as-is", *codecs}
         (raw,) = [one for one in tried if one.codec == "raw" and one.loader == "feedline"]

@@ -94,6 +94,36 @@ def test_raw_shards_of_stretched_pictures_hold_the_very_pixels(
         Loader.like(cropped, out / "train")
 
 
+@pytest.mark.parametrize("resized", [24, (24, 24)])
+def test_random_crops_of_one_size_are_pieces_of_what_the_script_resizes(
+    folder: Path, split: Path, tmp_path_factory: pytest.TempPathFactory, resized: int | tuple[int, int]
+) -> None:
+    """Of raw shards the very pixels of any of its 25 places, mirrored or not."""
+    stretched = not isinstance(resized, int)
+    if stretched:
+        output = Output(codec="raw", size_px=24, resize="stretch", filter="bilinear", enlarge=True)
+        out = tmp_path_factory.mktemp("stretched")
+        prepare(PrepareConfig(source=str(folder), out=str(out), outputs=(output,), engine="processes"))
+        split = out / "train"
+    steps = [transforms.Resize(resized), transforms.RandomHorizontalFlip(), transforms.RandomCrop(20)]
+    theirs = dataloader(folder, [*steps, transforms.PILToTensor()])
+    ours = Loader.like(theirs, split, rank=0, world_size=1)
+    shown = torch.cat([images for images, _ in (batch for _ in range(3) for batch in ours)]).permute(0, 3, 1, 2)
+    images = [transforms.PILToTensor()(steps[0](image)) for image, _ in datasets.ImageFolder(folder)]
+    number = {(flip, top): 0 for flip in (0, 1) for top in range(5)}
+    for one in shown.float():
+        least = []
+        for flip, mine in enumerate((one, one.flip(2))):
+            for theirs_CHW in images:
+                places = theirs_CHW.unfold(1, 20, 1).unfold(2, 20, 1) - mine[:, None, None]
+                far_of_top = places.abs().mean((0, 3, 4)).amin(1)
+                least.append((float(far_of_top.min()), (flip, int(far_of_top.argmin()))))
+        far, place = min(least)
+        assert far == 0 if stretched else far < 6, "grey levels: one resize in place of two steps"
+        number[place] += 1
+    assert min(number.values()) >= 5, number
+
+
 def test_shards_of_middle_squares_have_no_whole_pictures(
     folder: Path, split: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -133,7 +163,7 @@ def test_version_2_transforms_and_colour_jitter_run_in_the_workers(folder: Path,
         ([transforms.ToTensor()], "which tell the image size: keep your transforms"),
         ([transforms.RandomResizedCrop((8, 9)), transforms.ToTensor()], "square"),
         ([transforms.Resize((8, 9)), transforms.ToTensor()], r"Resize to \[8, 9\]: .* square"),
-        ([transforms.Resize((9, 9)), transforms.CenterCrop(8), transforms.ToTensor()], "CenterCrop after Resize"),
+        ([transforms.Resize((9, 9)), transforms.RandomResizedCrop(8)], "RandomResizedCrop after Resize"),
         ([transforms.Resize(9), transforms.Resize((8, 8)), transforms.ToTensor()], "a second Resize"),
         ([transforms.Pad(2), transforms.CenterCrop(8), transforms.ToTensor()], "Pad before the crop"),
         ([transforms.RandomResizedCrop(8), transforms.ToTensor(), transforms.RandomErasing()], "RandomErasing after"),
@@ -142,6 +172,10 @@ def test_version_2_transforms_and_colour_jitter_run_in_the_workers(folder: Path,
         ([transforms.Resize(9, interpolation=InterpolationMode.NEAREST), transforms.CenterCrop(8)], "nearest"),
         ([transforms.Resize(9, max_size=12), transforms.CenterCrop(8)], r"Resize\(max_size=12\)"),
         ([transforms.CenterCrop(8), transforms.ToTensor()], "CenterCrop without a Resize"),
+        ([transforms.RandomCrop(8), transforms.ToTensor()], "RandomCrop without a Resize"),
+        ([transforms.RandomCrop(8, padding=2)], r"RandomCrop\(padding=2\)"),
+        ([transforms.Resize(8), transforms.RandomCrop(9)], r"RandomCrop\(9\), larger than"),
+        ([transforms.Resize(9), transforms.RandomHorizontalFlip(), transforms.CenterCrop(8)], "behind the crop"),
         ([transforms.Resize(8), transforms.CenterCrop(9)], "larger than"),
         ([transforms.Resize(32), transforms.RandomResizedCrop(8)], "prepare with --size 32"),
         ([transforms.RandomResizedCrop(16), transforms.Resize(8)], "Resize after RandomResizedCrop"),

@@ -89,7 +89,8 @@ def own_transforms(at: Situation) -> dict[str, float]:
         return {}
     if not total_s:
         return {"transform": whole_s} if whole_s else {}
-    own = {name: s for name, s in seconds.items() if name in theirs or _plain(name) not in REPLACED}
+    ours = REPLACED | ({"randomcrop"} if loader is not None and loader.augment else set())
+    own = {name: s for name, s in seconds.items() if name in theirs or _plain(name) not in ours}
     return {name: whole_s * s / total_s for name, s in own.items()}
 
 

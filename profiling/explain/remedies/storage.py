@@ -7,6 +7,7 @@ them out.
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.measure.rates import Rate
@@ -207,11 +208,20 @@ def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:
         more += ",\n                transform=yours"
         gives += "; yours(image_HWC uint8) -> the same size"
     sizes = sizes if trains(at) else f", train=False{sizes}"
-    if loader.stretched:
+    if loader.augment:
         imported = imported.replace("Loader\n", "Augment, Loader\n", 1)
-        still = ", train=False" if not trains(at) else "" if mirrors(loader) else ", flip=0"
-        more = f",\n                augment=Augment(whole=True{still}){more}"
+        words = loader.augment if trains(at) else {**loader.augment, "train": False}
+        words = words if mirrors(loader) or not words.get("train", True) else {**words, "flip": 0}
+        told = (f"{name}={_word(value, size)}" for name, value in words.items() if name != "scale" or trains(at))
+        more = f",\n                augment=Augment({', '.join(told)}){more}"
     return f'{imported}Loader("OUT/train"{sizes}, num_workers={count}{on_gpu}{more})\n# {gives}'
+
+
+def _word(value: Any, size_px: int | None) -> str:
+    """Of `Augment`; a share as the script has it, 224/256, where it is known what it gives."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{size_px}/{round(size_px / value)}" if size_px and value != 1 else f"{value:g}"
 
 
 def _needs(at: Situation, loader: LoaderSeen, trial: Trial) -> str:
@@ -243,12 +253,15 @@ def _changes(at: Situation, loader: LoaderSeen, trial: Trial) -> Iterable[str]:
     elif trial.codec == "raw":
         yield f"pictures are stored as squares of {size} px: what lies outside is lost, {given} is made of them"
     elif trial.codec != "as-is":
-        yield f"pictures are stored at {size} px of the short side{loss}: {given} is made of smaller ones"
+        smaller = "" if loader.augment else f": {given} is made of smaller ones"
+        yield f"pictures are stored at {size} px of the short side{loss}{smaller}"
     if trial.loader == "feedline" and not _fits(loader):
-        if loader.stretched:
-            mirrored = "half of them mirrored" if mirrors(loader) else ""
-            order = mirrored if trains(at) else "in the order of the shards"
-            yield ", ".join(filter(None, ["whole pictures stretched to squares are RGB and bilinear", order]))
+        if loader.augment:
+            still = not (trains(at) and loader.augment.get("train", True))
+            what = "whole pictures" if loader.augment.get("whole") == 1 else "the middles" if still else "crops"
+            what += " stretched to squares" if loader.stretched else ""
+            mirrored = ", half of them mirrored" if mirrors(loader) and not still else ""
+            yield f"{what} are RGB and bilinear{mirrored if trains(at) else ', in the order of the shards'}"
         else:
             yield OWN_CROPS if trains(at) else MIDDLES
         if trains(at) and loader.sampler and loader.sampler not in (loader.refused or ""):

@@ -130,44 +130,6 @@ def test_the_folder_of_classes_is_named_where_prepare_reads_it_as_the_script_doe
     assert told == [str(tmp_path / "all"), None, None, None]
 
 
-@pytest.mark.parametrize(
-    ("steps", "stretched"),
-    [
-        ({"Resize": {"size": (64, 64)}}, True), ({"Resize": {"size": [64, 64]}, "ToTensor": {}}, True),
-        ({"Resize": {"height": 64, "width": 64}}, True), ({"Resize": {"size": 64}}, False),
-        ({"Resize": {"size": (64, 48)}}, False), ({"Resize": {}}, False), ({}, False),
-        ({"Resize": {"size": (64, 64)}, "RandomCrop": {"size": 48}}, False),
-        ({"RandomHorizontalFlip": {}, "Resize": {"size": (64, 64)}}, True),
-        ({"SquarePad": {}, "Resize": {"size": (64, 64)}}, False),
-        ({"Resize": {"size": (64, 64), "__module__": "letterbox"}}, False),
-    ],
-)  # fmt: skip
-def test_whole_pictures_that_become_squares_are_known_by_their_resize(steps: dict[str, Any], stretched: bool) -> None:
-    home = {"__module__": "torchvision.transforms"}
-    members = [type(name, (), home | fields)() for name, fields in steps.items()]
-    dataset = SimpleNamespace(transform=SimpleNamespace(transforms=members))
-    assert settings(SimpleNamespace(dataset=dataset))["stretched"] is stretched
-
-
-@pytest.mark.parametrize(
-    ("steps", "known"),
-    [
-        ({"ToTensor": {}, "Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3}}, True),
-        ({"Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3, "max_pixel_value": 255.0}}, True),
-        ({"ToDtype": {"scale": True}, "Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3}}, True),
-        ({"Normalize": {"mean": (0.5, 0.4, 0.3), "std": [0.2] * 3}}, False),  # of whatever was made of the picture
-        ({"ToTensor": {}, "Normalize": {"mean": (123.7, 116.3, 103.5), "std": [58.4] * 3}}, False),
-        ({"Normalize": {"mean": [0.5] * 3, "std": [1] * 3, "max_pixel_value": 255, "normalization": "image"}}, False),
-        ({"ToTensor": {}, "Normalize": {"mean": (0.5,), "std": (0.2,)}}, False), ({"ToTensor": {}}, False),
-    ],
-)  # fmt: skip
-def test_what_a_script_normalises_by_is_read(steps: dict[str, Any], known: bool) -> None:
-    members = [type(name, (), fields)() for name, fields in steps.items()]
-    dataset = SimpleNamespace(transform=SimpleNamespace(transforms=members))
-    told = settings(SimpleNamespace(dataset=dataset))["normalize"]
-    assert told == ([[0.5, 0.4, 0.3], [0.2, 0.2, 0.2]] if known else [])
-
-
 def test_of_feedlines_loader_the_transforms_that_it_was_given_are_named() -> None:
     config = LoaderConfig(transform=Tail([Named()]))
     ours, without = (SimpleNamespace(config=one) for one in (config, LoaderConfig()))

@@ -1,6 +1,7 @@
 """The user's own transforms in every prediction, and Loader.like; no shards of less than the script crops."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -102,7 +103,7 @@ def test_whole_pictures_stretched_to_squares_are_stored_as_what_the_script_shows
     jpeg, raw = trials_of(("jpeg", 64, 2e-4), ("raw", 64, 1e-5))
     trials = [jpeg, replace(raw, psnr_db=None)]
     seen = with_loader(made(trials=trials, ceiling=3000.0), batch_shapes=[[32, 3, 64, 64], [32]])
-    seen = with_loader(seen, stretched=True, refused="", transforms=["Resize"])
+    seen = with_loader(seen, augment={"whole": 1.0}, refused="", transforms=["Resize"])
     lossy, exact = (of_family(replace(seen, trials=[trial]), "shards")[0] for trial in trials)
     assert (
         "--output 64:raw:stretch --filter bilinear --enlarge\n" in exact.command and "Loader.like(" in exact.command
@@ -112,12 +113,37 @@ def test_whole_pictures_stretched_to_squares_are_stored_as_what_the_script_shows
     flipped = with_loader(own, transforms=["Resize", "RandomHorizontalFlip"])
     idle = replace(own, optimizer_steps=0)
     for script, augment, order in (
-        (own, "whole=True, flip=0", ""), (flipped, "whole=True", ", half of them mirrored"),
-        (idle, "whole=True, train=False", ", in the order of the shards"),
+        (own, "whole=1, flip=0", ""), (flipped, "whole=1", ", half of them mirrored"),
+        (idle, "whole=1, train=False", ", in the order of the shards"),
     ):  # fmt: skip
         told = next(one for one in of_family(script, "shards") if one.settings["codec"] == "raw")
         assert f"augment=Augment({augment})" in told.command and "import Augment, Loader\n" in told.command
         assert told.changes == f"whole pictures stretched to squares are RGB and bilinear{order}"
+
+
+@pytest.mark.parametrize(
+    ("known", "mirrored", "augment", "shown"),
+    [
+        ({"scale": None, "crop_fraction": 64 / 72}, True, "scale=None, crop_fraction=64/72",
+         "crops are RGB and bilinear, half of them mirrored"),
+        ({"scale": None, "crop_fraction": 64 / 72}, False, "scale=None, crop_fraction=64/72, flip=0",
+         "crops are RGB and bilinear"),
+        ({"whole": 0.8}, True, "whole=64/80",
+         "crops stretched to squares are RGB and bilinear, half of them mirrored"),
+        ({"train": False, "crop_fraction": 0.8}, True, "train=False, crop_fraction=64/80",
+         "the middles are RGB and bilinear"),
+    ],
+)  # fmt: skip
+def test_crops_of_one_size_are_cut_as_the_script_does(
+    known: dict[str, Any], mirrored: bool, augment: str, shown: str
+) -> None:
+    seen = with_loader(made(trials=trials_of(("jpeg", 72, 2e-4)), ceiling=3000.0), augment=known,
+                       batch_shapes=[[32, 3, 64, 64], [32]], refused="Files.__getitem__ is code of its own",
+                       transforms=["Resize", "RandomCrop", *["RandomHorizontalFlip"] * mirrored])  # fmt: skip
+    told = of_family(seen, "shards")[0]
+    assert f"augment=Augment({augment})" in told.command and told.changes.endswith(f"; {shown}")
+    assert ("of smaller ones" in told.changes, "8 to 100 %" in told.changes) == (False, False)
+    assert ("72:jpeg:stretch" in told.command) is ("whole" in known)
 
 
 def test_tars_need_a_class_beside_each_picture_and_batches_of_pictures_alone_no_names() -> None:
