@@ -24,8 +24,13 @@ from feedline.profiling.watch.rules import Place, classify, frames
 from feedline.profiling.watch.sampler import WORKER_HZ, StackSampler, TimeSums
 
 SAY_S = 3.0
-DATASET, INDICES, QUEUE, COLLATE, WORKER_ID = 1, 2, 3, 6, 10
+DATASET, INDICES, QUEUE, COLLATE, INIT, WORKER_ID, WORKERS = 1, 2, 3, 6, 9, 10, 11
 """Positions among the arguments of torch's _worker_loop, since 1.2."""
+UNDIVIDED = (
+    "a {} never asks in which of its {} workers it is: where it goes through all its samples each worker gives all "
+    "of them, and an epoch has each {} times. `info = torch.utils.data.get_worker_info()` in its __iter__ says it: "
+    "`itertools.islice(samples, info.id, None, info.num_workers)`"
+)
 
 
 @dataclass(kw_only=True)
@@ -48,7 +53,8 @@ class WorkerEntry:
         return {**self.__dict__, "original": None}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        loop = self.original or importlib.import_module(self.module)._worker_loop
+        home: Any = importlib.import_module(self.module)
+        loop = self.original or home._worker_loop
         dataset = args[DATASET]
         if isinstance(dataset, list) and len(dataset) == 1:  # as newer torch has it, which takes it out
             dataset = dataset[0]
@@ -60,6 +66,9 @@ class WorkerEntry:
             else:
                 worker = kwargs.get("worker_id", args[WORKER_ID] if len(args) > WORKER_ID else 0)
                 watch = WorkerWatch(self, worker, args[QUEUE], dataset)
+                if _is_iterable(dataset) and len(args) > WORKERS and args[WORKERS] > 1 and args[INIT] is None:
+                    watch.undivided = UNDIVIDED.format(type(dataset).__name__, args[WORKERS], args[WORKERS])
+                    home.WorkerInfo = _telling(home.WorkerInfo, watch)
                 queues = WatchedQueue(args[INDICES], watch), WatchedQueue(args[QUEUE], watch, watch.count)
             args = (*args[:INDICES], *queues, *args[QUEUE + 1 :])
         except Exception:
@@ -77,6 +86,7 @@ class WorkerWatch:
         self.sums = TimeSums()
         self.hook_s = 0.0  # CPU time of counting batches
         self.inside: str | None = None  # the stage of the queue's call that it is in
+        self.undivided = ""  # what is said with the first batch, unless its dataset has asked for its part until then
         self._feeder = HelperThread(lambda: getattr(queue, "_thread", None))
         self._journal = Journal(Path(entry.folder))
         self._left = f"left-{entry.trainer}"
@@ -102,6 +112,9 @@ class WorkerWatch:
             batch = batch[0]  # beside the worker's number and its state
         samples = None if batch is None else sizes(batch, self._batch_size)[0]
         if samples is not None:
+            if self.undivided:
+                self._journal.complain(self.undivided)
+                self.undivided = ""
             self.sums.batches += 1
             self.sums.samples += samples
         self.hook_s += time.thread_time() - began_s
@@ -181,3 +194,20 @@ class WatchedQueue:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
+
+
+def _is_iterable(dataset: Any) -> bool:
+    return any((kind.__module__.partition(".")[0], kind.__name__) == ("torch", "IterableDataset")
+               for kind in type(dataset).__mro__)  # fmt: skip
+
+
+def _telling(info: type[Any], watch: WorkerWatch) -> type[Any]:
+    """torch's WorkerInfo, which tells that it was asked."""
+
+    class WorkerInfo(info):
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("id", "num_workers", "seed"):
+                watch.undivided = ""
+            return super().__getattribute__(name)
+
+    return WorkerInfo

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from feedline.profiling.profile import Profile
 from feedline.profiling.profile_run import study
@@ -93,3 +93,29 @@ def test_samples_that_are_handed_over_one_by_one_are_counted_on_both_sides() -> 
     assert {step.samples for step in seen.recording.steps} == {8}
     (worker,) = seen.recording.workers
     assert worker.samples == pytest.approx(8 * worker.batches, abs=4)
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, *, divided: bool) -> None:
+        self.divided = divided
+
+    def __iter__(self) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        return iter(range(info.id, 64, info.num_workers) if self.divided else range(64))
+
+
+def divided_elsewhere(worker: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("divided", "workers", "init", "told"),
+    [(False, 2, None, True), (True, 2, None, False), (False, 1, None, False), (False, 2, divided_elsewhere, False)],
+)
+def test_workers_that_all_give_every_sample_are_told_of(divided: bool, workers: int, init: Any, told: bool) -> None:
+    with Profile(resources=False) as seen:
+        for _ in DataLoader(Stream(divided=divided), batch_size=4, num_workers=workers, worker_init_fn=init):
+            pass
+    said = [note for note in seen.recording.notes if "in which of its 2 workers" in note]
+    assert len(said) == told
