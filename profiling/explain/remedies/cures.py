@@ -45,10 +45,10 @@ DRAFTED = """def drafted(path):
 ImageFolder(…, loader=drafted)"""
 ONE_ARRAY = Cure("torch makes a tensor for each key of a sample and each place of its lists: hand over one array",
                  "return torch.tensor(numbers), label  # in __getitem__")  # fmt: skip
-MADE_ONCE = Cure("make the tensors once, for all epochs: of small pictures v2 makes them no faster",
+MADE_ONCE = Cure("for all epochs: of small pictures v2 makes them no faster",
                  "images, labels = zip(*dataset)  # once\n"
                  "dataset = TensorDataset(torch.stack(images), torch.tensor(labels))",
-                 needs="memory for all tensors, and that no transform draws anything")  # fmt: skip
+                 needs="memory for all tensors, and that neither dataset nor transforms draw anything")  # fmt: skip
 ON_ARRAYS = "on arrays, by OpenCV"
 DIFFERS = "OpenCV's pixels and some of its ranges differ a little"
 ONE_THREAD = "cv2.setNumThreads(0)  # in each worker\n"

@@ -25,6 +25,7 @@ from feedline.profiling.explain.remedies.remedy import (
 from feedline.profiling.record import units
 
 MOST_WORKERS = 32
+ANEW = 0.4  # share of its passes, begun twice by some frameworks, from which a loader is made anew for each epoch
 WAITING = 0.5  # share of a sample's time that is waiting for files or servers, from which cores are no limit
 EVENLY = 0.5  # of the mean wait, which the median reaches where most steps wait
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
@@ -133,13 +134,25 @@ def other_workers(at: Situation) -> Iterable[Change]:
         if more and missing_batches(at):  # each has batches of its own ahead: some of the long waits, or all
             then, unknown = even(then, math.sqrt(at.factor)), abs(math.log(at.factor)) / 4
         shares_out = iterates(at) and count > 1 and not (at.measured.loader and at.measured.loader.made_by)
+        divided = "a dataset that shares its samples out among workers (get_worker_info): else each gives all of them"
+        starts = not at.now.workers and made_anew(at)
+        once = "the DataLoader made once: workers of one that is made anew start with every epoch"
         yield Change(
             family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
-            effort=Effort.SETTING, why=_refused(at) or _why_workers(at, then), settings={"num_workers": count},
-            command=_workers_line(at, count), extra_error=unknown, cause=more and (waits or not at.now.workers),
-            needs="a dataset that shares its samples out among workers (get_worker_info): else each gives all of them"
-            if shares_out else "",
+            effort=Effort.CODE if starts else Effort.SETTING, settings={"num_workers": count},
+            why=_refused(at) or _why_workers(at, then), extra_error=unknown,
+            command=_workers_line(at, count) + "  # once, before the first epoch" * starts,
+            cause=more and (waits or not at.now.workers), needs=divided if shares_out else once if starts else "",
         )  # fmt: skip
+
+
+def made_anew(at: Situation) -> bool:
+    """Whether the script makes its loader anew for each epoch."""
+    loader = at.measured.loader
+    if loader is None:
+        return False
+    passes = 1 + max((epoch.epoch for epoch in at.recording.passes if epoch.loader == loader.id), default=0)
+    return loader.made > max(1.0, ANEW * passes)
 
 
 def _refused(at: Situation) -> Vain | None:

@@ -28,6 +28,7 @@ from feedline.profiling.explain.remedies.remedy import (
     image_size,
     lines_of,
     native_crops,
+    unheld,
     without_handover,
 )
 from feedline.profiling.record import units
@@ -115,7 +116,8 @@ def _of_transform(at: Situation, name: str) -> Cure | None:
     torchs = not places or bool(files & TORCHVISION_FILES) or any("to_tensor" in place for place in places)
     if not torchs or files & OF_ARRAYS or name in _theirs(at):
         return None
-    once = small and not any(DRAWS.search(_plain(one)) for one in at.measured.workers.transforms)
+    alone = at.measured.loader is None or not unheld(at.measured.loader)  # several may be drawn together
+    once = small and alone and not any(DRAWS.search(_plain(one)) for one in at.measured.workers.transforms)
     if kind in TO_FLOATS or (kind in TO_BYTES and once):
         return cures.MADE_ONCE if once else cures.TENSORS
     pillows = not places or any(place.startswith("Image.py:Image.resize") for place in places)
@@ -223,7 +225,8 @@ def _cheaper(at: Situation, stage: str) -> Change:
     named = f" {target}" if stage == "transform" and target != stage else ""
     mends = stage != "decode" and (own or (cure.command != "" and not left))
     return Change(
-        family="send" if stage == "send" else "stage", remedy=NAMED.get(cured, f"cheaper {stage}") + named,
+        family="send" if stage == "send" else "stage",
+        remedy="tensors made once" if once else NAMED.get(cured, f"cheaper {stage}") + named,
         target=target, then=then, effort=Effort.CODE, why=NO_WAIT if at.hardly_waits else why,
         command=lines_of(at.recording, _callable(at, stage, target)) if lines
         else cure.command.replace("PX", str(drafted_px(image_size(at.measured.loader)))),

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from feedline.profiling.explain.measure.situation import HARDLY, Situation
 from feedline.profiling.explain.measure.workers import kept
-from feedline.profiling.explain.remedies.own_loader import iterates
+from feedline.profiling.explain.remedies.own_loader import iterates, made_anew
 from feedline.profiling.explain.remedies.remedy import AT_MOST, Change, Effort, Remedy, Vain, lines_of, loader_line
 from feedline.profiling.record import units
 
 WEBDATASETS = ("WebDataset", "DataPipeline", "FluidWrapper")
-ANEW = 0.4  # share of its passes, begun twice by some frameworks, from which a loader is made anew for each epoch
 KEPT = 0.02  # of what a sample costs, where its dataset has kept it
 SET_BETWEEN = "what the script sets in its dataset between epochs reaches the workers no more"
 
@@ -40,8 +39,7 @@ def faster_starts(at: Situation) -> Iterable[Change]:
             command=spares + (smaller if begins.partition(".")[0] in WEBDATASETS else lines),
         )  # fmt: skip
         return
-    passes = 1 + max(epoch.epoch for epoch in at.recording.passes if epoch.loader == loader.id)
-    anew = loader.made > max(1.0, ANEW * passes)
+    anew = made_anew(at)
     if anew:
         why += ": its DataLoader is made anew, and with that its workers, whatever their setting"
     if anew or loader.persistent_workers is False:

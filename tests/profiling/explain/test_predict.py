@@ -157,6 +157,14 @@ def test_a_loader_that_is_made_anew_for_each_epoch_is_to_be_made_once() -> None:
     assert not of_family(with_loader(seen, persistent_workers=True, made=1), "persistent")
 
 
+def test_workers_of_a_loader_that_is_made_anew_want_it_made_once() -> None:
+    seen = replace(made(wait_s=0.04, compute_s=0.04, workers=0, stages={"decode": 0.001}), passes=PASSES)
+    for count, once in ((1, False), (len(PASSES), True)):
+        found = next(one for one in of_family(with_loader(seen, made=count), "workers"))
+        assert ("made once" in found.needs) is ("# once, before the first epoch" in found.command) is once
+        assert found.effort == (Effort.CODE if once else Effort.SETTING)
+
+
 def test_workers_are_to_live_on_where_their_dataset_keeps_samples() -> None:
     """Which is lost with them; whatever their start takes."""
     seen = made(wait_s=0.1, compute_s=0.01, passes=PASSES)
