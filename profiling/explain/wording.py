@@ -8,7 +8,7 @@ from dataclasses import asdict
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.bound import THRESHOLDS, WORDS, Judged
 from feedline.profiling.explain.cause import Cause, spent_in
-from feedline.profiling.explain.measure.main_thread import parts_of
+from feedline.profiling.explain.measure.main_thread import beside_model, parts_of
 from feedline.profiling.explain.measure.rates import ERRORS_90, evaluations_wait
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, kept
@@ -33,11 +33,12 @@ def headline(measured: Measured, verdict: Judged) -> str:
     if bound == "data" and shares.data < THRESHOLDS["data"]:
         who = "the workers and other programs" if measured.machine.others_cores else "the workers"
         return f"{name}: {who} take the cores that the model needs."
+    model = "the model and its loss compute" if beside_model(measured.recording)[0] else "the model computes"
     words = {
         "data": f"the model waits for data {units.percent(shares.data)} of the time",
         "copy": f"{units.percent(shares.copy)} of the time goes into copies to the device",
         "trainer": f"{units.percent(shares.trainer)} of the time is the script's own Python",
-        "compute": f"the model computes {units.percent(shares.compute)} of the time",
+        "compute": f"{model} {units.percent(shares.compute)} of the time",
     }[bound]
     share = _paused(measured)
     apart = f", apart from evaluations and checkpoints: {units.percent(share)} of the whole" * (share >= MUCH_PAUSED)
@@ -59,6 +60,10 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
             f"Other programs took {units.number(machine.others_cores, 2)} of the {machine.cores:g} cores meanwhile: "
             "without them the script may be faster. The intervals are wider for it."
         )
+    beside, error, places = beside_model(measured.recording)
+    if beside:
+        most = f", most of them in {' and '.join(places)}" * bool(places)
+        sentences.append(f"Operations outside the model take {units.share(beside, error)} of the time{most}.")
     if where := measured.trainer.beside:
         cores = units.number(measured.trainer.beside_cores, 2)
         sentences.append(

@@ -26,13 +26,14 @@ FORMAT_VERSION = 2
 
 Phase = Literal["train", "eval", "other"]
 TrainerPart = Literal[
-    "wait", "load", "draw", "change", "prepare", "unpickle", "pin", "copy", "forward", "backward", "optimizer",
-    "synchronise", "logging", "checkpoint", "python", "other",
+    "wait", "load", "draw", "change", "prepare", "unpickle", "pin", "copy", "forward", "loss", "backward",
+    "optimizer", "synchronise", "logging", "checkpoint", "python", "other",
 ]  # fmt: skip
 """What the trainer's main thread was doing. `load` is preparing data itself (num_workers=0); `draw` is a sampler that
 chooses the next samples, while the loop waits for workers; `change` is what a loader does to batches that its workers
 have made, and `prepare` the script's own Python in a generator (or `__next__`) between the loader and the loop;
-`forward` is time inside torch between the batch and the backward pass; `python` is the script's own Python."""
+`forward` is time inside torch between the batch and the backward pass, `loss` that which a function of the script's
+asks for outside the model, called by the loop; `python` is the script's own Python."""
 EndedBy = Literal["itself", "steps", "seconds", "error", "signal", "running"]
 
 

@@ -184,7 +184,7 @@ def _storage(diagnosis: Diagnosis) -> Section | None:
     if in_sequence := reads.sequential_bytes_per_s:
         rows.append(Bar(label="in sequence", value=in_sequence / 1e6))
     now, asked = diagnosis.measured.rates.now, storage.sample_bytes
-    reference = ("what the run read", now.value * asked / 1e6) if now and asked else None
+    reference = ("what the run read (mapped files not counted)", now.value * asked / 1e6) if now and asked else None
     lede = f"Reads of {units.size(reads.piece_bytes)} of the script's own files, past the page cache, behind its end."
     return section("The storage", Bars(rows=rows, title="Reads alone", unit="MB/s", reference=reference), lede=lede)
 

@@ -22,7 +22,7 @@ from feedline.profiling.watch.data_files import dataset_files
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.facts import quietly
 from feedline.profiling.watch.loader_stats import LoaderStats
-from feedline.profiling.watch.parts import LoopCode, has_weights, part, yields_batches
+from feedline.profiling.watch.parts import LoopCode, generated, has_weights, part, yields_batches
 from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.rules import (
     TRAINER,
@@ -164,7 +164,7 @@ class TrainerWatch:
             elif asking is None and place.stage in ("forward", "wait") and self._is_aside(frame, place.stage):
                 self._hold(Place("python", place.where), place, seconds, spent)
             else:
-                self._main.add(place, seconds, spent)
+                self._main.add(self._of_loss(frame, place), seconds, spent)
         self._see_beside(frames_by_thread)
         if self._main.due:
             self._watched.flush()
@@ -225,6 +225,19 @@ class TrainerWatch:
             if has_weights(one) or is_in(one.f_code, "/torch/distributed/"):
                 return False
         return False
+
+    def _of_loss(self, frame: FrameType, place: Place) -> Place:
+        """A look at the forward pass, which is `loss` where a function that the loop calls asks torch in no model."""
+        if place.stage != "forward" or not place.where:
+            return place
+        own = False
+        for one in frames(frame):
+            if one.f_code in self._loop.steps:
+                return Place("loss", place.where) if own else place
+            if has_weights(one) or generated(one):
+                break
+            own = own or not (is_library(one.f_code.co_filename) or is_ours(one.f_code.co_filename))
+        return place
 
     def _is_between(self, frame: FrameType, stage: str) -> bool:
         """Whether it works in or for a generator that stands between a loader and the loop, and is no model."""

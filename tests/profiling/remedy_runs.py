@@ -103,6 +103,7 @@ def runs() -> list[Recording]:
         waiting_outside("blocked"),
         waiting_outside("lock"),
         begun_anew(),
+        picking(0.5),
         drawing(0.8),
         drawing(0.8, "change"),
         without_loader(load=0.6, forward=0.4),
@@ -116,6 +117,15 @@ def begun_anew() -> Recording:
     """`next(iter(loader))` in each step."""
     seen = made(wait_s=0.09, compute_s=0.01)
     return replace(seen, steps=[replace(step, epoch=number) for number, step in enumerate(seen.steps)])
+
+
+def picking(share: float) -> Recording:
+    """So much of the time goes to what a loss of the script's own asks of torch."""
+    seen = made(wait_s=0.001, compute_s=0.1, stages=SMALL)
+    seconds = seen.trainers[0].seconds
+    looks: dict[str, Any] = {"stages": {"forward": (1 - share) * seconds, "loss": share * seconds}, "ticks": 500}
+    seen = with_trainer(seen, **looks, functions={"loss losses.py:Triplet.pick:12": share * seconds})
+    return replace(seen, compute=Compute(device="cpu"))
 
 
 def drawing(share: float, part: str = "draw", home: str = "train.py") -> Recording:

@@ -48,6 +48,7 @@ differs from run to run. One script had 2,000 to 2,400 faults a step in four pla
 the others: of the gain as much as half may be missing, as a standard error. Above, its largest thresholds keep
 nothing."""
 PAGE_BYTES = 4096
+LEAST_BESIDE = 0.1  # share of the time, for sure, from which operations outside the model are worth a word
 BESIDE = 0.2  # cores from which the script's other threads are told of
 APART_ERROR = 0.05  # of the ratio of two legs whose windows do not take turns: the machine's speed may have changed
 
@@ -159,20 +160,28 @@ def all_ranks(recording: Recording) -> ThreadTime:
     return ThreadTime(**together(recording.trainers))
 
 
-def busiest_places(recording: Recording) -> list[str]:
-    """Where the script's own Python takes the main thread longest: the line, else the function, else the class, else
-    two functions that together lead the others; none where no place leads beyond its error (90 %), or none of these
-    functions is known."""
+def busiest_places(recording: Recording, parts: Sequence[str] = OWN) -> list[str]:
+    """Where these parts (the script's own Python) take the main thread longest: the line, else the function, else the
+    class, else two functions that together lead the others; none where no place leads beyond its error (90 %), or
+    none of these functions is known."""
     lines, functions, classes = dict[str, float](), dict[str, float](), dict[str, float]()
     whole = all_ranks(recording)
     for name, seconds in whole.functions.items():
         part, _, place = name.partition(" ")  # the first: a file's name may have more of them
-        if part in OWN:
+        if part in parts:
             function = function_of(place)
             for places, key in ((lines, place), (functions, function), (classes, class_of(function))):
                 places[key] = places.get(key, 0.0) + seconds
     tried = ((lines, 1), (functions, 1), (classes, 1), (functions, 2))
     return next((found for places, count in tried if (found := _leaders(places, count, whole))), [])
+
+
+def beside_model(recording: Recording) -> tuple[float, float, list[str]]:
+    """The share of the main threads' time in what the script's own loss asks of torch, its error, and where most of
+    it is; nothing where it may be none, or on a device, where the operations take another time."""
+    (share, error), places = looked(recording, ("loss",)), busiest_places(recording, ("loss",))
+    known = recording.compute.device == "cpu" and share - ERRORS_90 * error >= LEAST_BESIDE
+    return (share, error, places) if known else (0.0, 0.0, [])
 
 
 def class_of(function: str) -> str:

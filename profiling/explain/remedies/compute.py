@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from feedline.pipeline.base.process import KEPT_BYTES, OLD_MOST_BYTES
 from feedline.pipeline.base.text import count_of
-from feedline.profiling.explain.measure.main_thread import busiest_places
+from feedline.profiling.explain.measure.main_thread import beside_model, busiest_places
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
 from feedline.profiling.explain.measure.shared_cores import CROWDED
 from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Situation
@@ -88,6 +88,22 @@ def main_thread(at: Situation) -> Iterable[Change]:
                  extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), cause=share >= TRAINER_BOUND,
                  at_most=True,
                  ceiling_times=math.inf)  # fmt: skip
+
+
+def own_operations(at: Situation) -> Iterable[Change]:
+    share, error, places = beside_model(at.recording)
+    if not share:
+        return
+    functions = list(dict.fromkeys(map(function_of, places)))
+    name = functions[0].rpartition(":")[2] if functions else ""
+    left = 1.0 - min(1.0, share / (1.0 - min(at.measured.trainer.shares.data, 0.9)))
+    then = replace(at.now, step_s=left * at.now.step_s, trainer_cpu_s=left * at.now.trainer_cpu_s)
+    where = " and ".join(places) or "the script's own functions"
+    why = f"{units.percent(share)} of the time is in operations that {where} asks torch for, outside the model: "
+    why += f"each has a cost of its own, however small it is, and NumPy's is less; {AT_MOST}"
+    yield Change(family="loss", remedy="fewer operations outside the model", then=then, effort=Effort.CODE, why=why,
+                 command=lines_of(at.recording, name), target=" and ".join(functions), at_most=True,
+                 extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), ceiling_times=math.inf)  # fmt: skip
 
 
 def hidden_synchronisations(at: Situation) -> Iterable[Change]:
@@ -232,5 +248,5 @@ def more_gpus(at: Situation) -> Iterable[Change]:
 
 
 REMEDIES: tuple[Remedy, ...] = (
-    pinned, main_thread, hidden_synchronisations, faster_model, kept_memory, fewer_threads, more_gpus,
+    pinned, main_thread, own_operations, hidden_synchronisations, faster_model, kept_memory, fewer_threads, more_gpus,
 )  # fmt: skip

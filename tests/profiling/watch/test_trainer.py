@@ -291,7 +291,7 @@ GENERATORS: dict[str, Callable[[Any, Training], Any]] = {
     "wait, for a server's part of the batch": lambda loader, training: [
         (asked(), training.step(batch)) for batch in loader
     ],
-    "forward, of its output": lambda loader, training: [
+    "loss, of its output": lambda loader, training: [
         (training.step(batch), scored(training.model, batch[0])) for batch in loader
     ],
     "forward, twice": lambda loader, _: trained_twice(loader),
@@ -501,3 +501,27 @@ def test_what_a_thread_takes_for_the_samples_it_draws_is_their_cost() -> None:
     beside_cpu_s = seen.recording.trainers[0].beside_cpu_s
     assert max(beside_cpu_s, key=lambda name: beside_cpu_s[name]) == "test_trainer.py:Costly.__getitem__"
     assert 0.002 < (seen.recording.costs.worker_cpu_s or 0.0) < 0.008
+
+
+class Farthest(torch.nn.Module):
+    """A loss of many small operations, with no weights."""
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(scores[row] - scores[0]).pow(2).sum() for row in range(1, 200)]).amax()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_operations_of_the_scripts_own_loss_are_told_from_the_model(own: bool) -> None:
+    model, criterion = torch.nn.Linear(64, 64), Farthest()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    deep = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(100)])
+    with Profile(resources=False) as seen:
+        for (x,) in DataLoader(torch.utils.data.TensorDataset(torch.rand(300 * 200, 64)), batch_size=200):
+            scores = model(x)
+            loss = criterion(scores) if own else deep(scores).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    (trainer,) = seen.recording.trainers
+    assert (trainer.stages.get("loss", 0.0) > 0.1 * trainer.seconds) is own
+    assert not own or any(name.startswith("loss test_trainer.py:Farthest.forward:") for name in trainer.functions)

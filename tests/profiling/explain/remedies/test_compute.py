@@ -11,6 +11,7 @@ from feedline.profiling.explain.remedies.remedy import Effort
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Compute, Gpu, LoaderPass, Recording, Script
 from tests.profiling.recordings import made
+from tests.profiling.remedy_runs import picking
 
 GPU = Compute(device="cuda:0", channels_last=True)
 SMALL = {"decode": 0.0001}
@@ -62,6 +63,17 @@ def test_python_of_the_scripts_own_is_predicted_as_an_upper_bound_and_says_so() 
     found = diagnose(made(wait_s=0.001, compute_s=0.02, python_s=0.08, stages=SMALL)).predictions[0]
     assert (found.family, found.at_most) == ("python", True)
     assert "what it would give if it cost nothing" in found.why
+
+
+def test_operations_outside_the_model_are_named_where_they_take_the_time() -> None:
+    for share, device, told in ((0.5, "cpu", True), (0.12, "cpu", False), (0.5, "cuda:0", False)):
+        diagnosis = diagnose(replace(picking(share), compute=Compute(device=device)))
+        found = [one for one in diagnosis.predictions if one.family == "loss"]
+        assert bool(found) is ("outside the model" in " ".join(diagnosis.evidence)) is told
+        assert ("and its loss" in diagnosis.headline) is told
+        if told:
+            assert found[0].at_most and found[0].gain == pytest.approx(2.0, rel=0.1)
+            assert "--lines-of Triplet.pick train.py" in found[0].command and "Triplet.pick:12" in found[0].why
 
 
 @pytest.mark.parametrize(
