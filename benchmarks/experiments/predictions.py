@@ -30,6 +30,7 @@ from feedline.benchmarks.measure.rounds import Bench, quietest, rounds
 from feedline.benchmarks.measure.window import Subject, Window
 from feedline.benchmarks.what_if import what_if
 from feedline.pipeline.base.errors import FeedlineError
+from feedline.pipeline.base.files import write_atomically
 from feedline.preprocess.config import PrepareConfig
 from feedline.preprocess.picture import Output
 from feedline.preprocess.prepare import prepare
@@ -130,7 +131,9 @@ def predicted(recording: Recording, cases: Sequence[Case]) -> dict[str, Predicti
 def measured(name: str, argv: list[str], work: Path, count: int) -> dict[str, dict[int, Window]]:
     """Windows by case and round; those of an earlier run are kept."""
     path, windows = work / f"windows-{name}.jsonl", dict[str, dict[int, Window]]()
-    for row in read_lines(path):
+    rows = read_lines(path)
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())  # without what a kill tore
+    for row in rows:
         windows.setdefault(row["case"], {})[row["round"]] = Window(**row["window"])
     cases = {case.name: case for case in (AS_IS, *CASES[name])}
     with Bench() as bench, path.open("a") as file:

@@ -111,6 +111,8 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(predictions, "Bench", Windows(5))
     with pytest.raises(KeyboardInterrupt):
         predictions.entry("naive", tmp_path, tmp_path, 2)
+    with (tmp_path / "windows-naive.jsonl").open("a") as file:
+        file.write('{"case": "as it is", "rou')  # what a kill tears
     monkeypatch.setattr(predictions, "Bench", Windows(2 * 9 - 5))  # the script as it is, and eight remedies
     entry = predictions.entry("naive", tmp_path, tmp_path, 2)
     assert len(entry["cases"]) == 8 and all(len(rates) == 2 for rates in entry["samples_per_s"].values())
