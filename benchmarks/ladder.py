@@ -37,7 +37,7 @@ from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
 from feedline.profiling.explain.remedies.remedy import image_size, squares
-from feedline.profiling.record.host import describe_host
+from feedline.profiling.record.host import describe_host, package_version
 from feedline.profiling.record.recording import Recording
 
 NAIVE = Path(__file__).with_name("naive.py")
@@ -172,8 +172,8 @@ def profile(config: LadderConfig, script: list[str], say: Say) -> Recording:
             raise UsageError(f"{config.profiled} is a record of `{shlex.join(seen)}`, not of `{shlex.join(script)}`")
         return recording
     argv = ["profile", "--legs", "--steps", str(PROFILE_STEPS), *script]
-    machine = [describe_host()["cpu"], usable_cores()]
-    inputs = [commands.stamps(code_of(script)), commands.stamp_of(config.source), machine]
+    by = [describe_host()["cpu"], usable_cores(), package_version("feedline")]
+    inputs = [commands.stamps(code_of(script)), commands.stamp_of(config.source), by]
     step = commands.Step(name="profile", argv=argv, inputs=inputs)
     return Recording.from_dict(commands.run(step, config.work, say=say).record["recording"])
 

@@ -207,7 +207,7 @@ def test_prepared_shards_are_climbed_as_they_are(
     assert any(f"--output 64:raw:{resize}" in note for note in notes)
 
 
-def test_a_profile_is_kept_until_its_script_or_module_changes(
+def test_a_profile_is_kept_until_its_script_module_or_feedline_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, profiled = tmp_path / "mine", list[str]()
@@ -227,6 +227,9 @@ def test_a_profile_is_kept_until_its_script_or_module_changes(
             os.utime(folder / "train.py", (len(text), len(text)))
             profile(config, argv, print)
         assert profiled[-3] == profiled[-2] != profiled[-1]
+    monkeypatch.setattr(ladder, "package_version", lambda _: "another")
+    profile(LadderConfig(source=tmp_path, argv=["-m", "mine.train"], work=tmp_path), ["-m", "mine.train"], print)
+    assert profiled[-2] != profiled[-1]
 
 
 def test_another_size_or_a_changed_source_has_shards_of_its_own(
