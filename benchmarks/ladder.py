@@ -37,6 +37,7 @@ from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import measure
 from feedline.profiling.explain.predict import Prediction, all_predictions, prediction_for
 from feedline.profiling.explain.remedies.remedy import image_size, squares
+from feedline.profiling.record import units
 from feedline.profiling.record.host import describe_host, package_version
 from feedline.profiling.record.recording import Recording
 
@@ -157,7 +158,9 @@ def ascend(config: LadderConfig, say: Say = lambda _: None, advance: Advance | N
     say("climbing: every rung in fresh processes, in random order")
     advance = advance or status_line("ladder", "windows")
     windows = climb(script, rungs, config.rounds, config.window_s, advance, loader)
-    return {**record_of(rungs, windows, predicted), "script": script, "num_workers": workers}
+    record = record_of(rungs, windows, predicted)
+    record["notes"] += beside_others(recording)
+    return {**record, "script": script, "num_workers": workers}
 
 
 # --- before the climb ---------------------------------------------------------------------------------
@@ -247,6 +250,14 @@ def predictions(recording: Recording, *, workers: int, size_px: int, raw_px: int
     if workers == measured.workers.count:
         asked["workers"] = asked["as-is"]
     return {key: prediction for key, prediction in asked.items() if prediction is not None}
+
+
+def beside_others(recording: Recording) -> list[str]:
+    """What a reader of predictions must know of other programs that ran beside the profile; [] where none did."""
+    machine = measure(recording).machine
+    taken = f"{units.number(machine.others_cores, 2)} of the {machine.cores:g} cores"
+    said = f"predicted from a profile beside other programs, which took {taken}: the intervals are wider for it"
+    return [said] if machine.others_cores else []
 
 
 # --- the climb ----------------------------------------------------------------------------------------

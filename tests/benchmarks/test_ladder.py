@@ -30,7 +30,7 @@ from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import LoaderSeen, Recording, Script, Trial
 from feedline.profiling.render.html import document
 from feedline.profiling.render.sections import Page
-from tests.profiling.recordings import made
+from tests.profiling.recordings import crowded, made
 
 
 def window(rate: float, cpu: float = 1.0, **facts: Any) -> Window:
@@ -182,7 +182,8 @@ def test_prepared_shards_are_climbed_as_they_are(
     )
     sixty_four = LoaderSeen(id=0, kind="torch", phase="train", refused="", batch_shapes=[[32, 3, 64, 64], [32]])
     shown = replace(sixty_four, augment={"whole": 1.0} if resize == "stretch" else {})
-    made(loaders=[shown]).save(tmp_path / "profile.json")
+    beside = {"square": 4.0, "stretch": 3.0}[resize]  # of the four cores, those that were busy
+    replace(crowded(beside), loaders=[shown]).save(tmp_path / "profile.json")
     script = tmp_path / "train.py"
     script.touch()
     seen: dict[str, Any] = {}
@@ -191,17 +192,18 @@ def test_prepared_shards_are_climbed_as_they_are(
         seen["forms"] = (shards_px, raw)
         return recording
 
-    def climbed_no_rung(_: Any, rungs: list[Rung], *__: Any) -> None:
+    def climbed_no_rung(_: Any, rungs: list[Rung], *__: Any) -> dict[str, list[Window]]:
         seen["rungs"] = [rung.key for rung in rungs]
-        raise KeyboardInterrupt
+        return {rung.key: [window(400), window(401)] for rung in rungs}
 
     monkeypatch.setattr(ladder, "with_trials", tried)
     monkeypatch.setattr(ladder, "climb", climbed_no_rung)
     notes = list[str]()
     config = LadderConfig(source=tiny_folder, argv=[str(script)], work=tmp_path / "work", prepared=out,
                           profiled=tmp_path / "profile.json")  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
-        ladder.ascend(config, notes.append)
+    record = ladder.ascend(config, notes.append)
+    told = "predicted from a profile beside other programs, which took 2.6 of the 4 cores"
+    assert (told in document(Page(title="", sections=[ladder_section(record)]))) == (beside == 4.0)
     assert seen["forms"] == (32, f"64:raw:{resize}")
     assert "raw" not in seen["rungs"] and "loader" in seen["rungs"]
     assert any(f"--output 64:raw:{resize}" in note for note in notes)

@@ -134,6 +134,17 @@ def _legs(ceiling: float | None, loader_only: dict[int, float]) -> list[Leg]:
     return legs
 
 
+def crowded(machine: float, **costs: Any) -> Recording:
+    """So many cores of the machine were busy."""
+    seen = made(trainer_cpu_s=0.0005, **costs)
+    end = int(seen.seconds) + 2
+    times = [float(second) for second in range(end)]
+    busy = Series(
+        name="cpu_cores", unit="cores", scope="host", source="/proc/stat", t_s=times, values=[machine] * end
+    )
+    return replace(seen, series=[busy])
+
+
 def rich() -> Recording:
     """Everything a report can show, with text that wants to be markup."""
     times = [index * 0.5 for index in range(12)]

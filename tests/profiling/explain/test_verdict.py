@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from feedline.profiling.explain.measure.situation import Situation, measure, situation
 from feedline.profiling.explain.verdict import diagnose, record_keys
-from feedline.profiling.record.recording import Compute, Leg, LoaderPass, Recording, Script, Series, Trial
+from feedline.profiling.record.recording import Compute, Leg, LoaderPass, Recording, Script, Trial
 from feedline.profiling.record.stages import STAGES
-from tests.profiling.recordings import made, rich
+from tests.profiling.recordings import crowded, made, rich
 from tests.profiling.remedy_runs import SMALL
 
 
@@ -203,17 +203,6 @@ def situation_of(seen: Recording) -> Situation:
     at = situation(measure(seen))
     assert at is not None
     return at
-
-
-def crowded(machine: float, **costs: Any) -> Recording:
-    """So many cores of the machine were busy."""
-    seen = made(trainer_cpu_s=0.0005, **costs)
-    end = int(seen.seconds) + 2
-    times = [float(second) for second in range(end)]
-    busy = Series(
-        name="cpu_cores", unit="cores", scope="host", source="/proc/stat", t_s=times, values=[machine] * end
-    )
-    return replace(seen, series=[busy])
 
 
 def test_other_programs_on_the_cores_are_named() -> None:
