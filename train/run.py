@@ -211,7 +211,8 @@ class Run:
 
     def restore(self, resume: Resume) -> list[str]:
         """Goes on from there; returns notes: damaged checkpoints, other settings. Raises CheckpointError when it is
-        of another dataset, model or number of classes, or lacks something."""
+        of another dataset, model or number of classes, or lacks something; UsageError amid an epoch of another order.
+        """
         state, where, notes = resume
         with checkpoint.as_whole(where):
             self._take(state, where, optimizer=True)
@@ -222,6 +223,7 @@ class Run:
                 self.progress.time_to_target_s = None
             if self.progress.samples:
                 self.loader = self._train_loader()
+                self._check_order(state["loader"], where)
                 self.loader.load_state_dict(state["loader"])
             self._draw_on(state)
             self.resumed_from = where
@@ -259,6 +261,13 @@ class Run:
     def _draw_on(self, state: State) -> None:
         if self.world.rank < len(state["random"]):
             checkpoint.restore_random_state(state["random"][self.world.rank], self.world.device)
+
+    def _check_order(self, theirs: dict[str, Any], where: Where) -> None:
+        mine = self.loader.state_dict()
+        for name, option in (("seed", "--seed"), ("window_shards", "--window-shards")):
+            if (then := theirs[name]) != mine[name]:
+                what = f"checkpoint {where} is from within an epoch of {option} {then}, this is {option} {mine[name]}"
+                raise UsageError(f"{what}: give {option} {then}, or begin anew with another --run, without --resume")
 
     def _other_settings(self, state: State) -> list[str]:
         before = state["config"] | {"world size": state["world_size"]}

@@ -466,7 +466,7 @@ def test_changed_settings_are_said(configure: Configure) -> None:
 
 def test_shard_windows_are_an_order_that_resuming_keeps(configure: Configure) -> None:
     train(configure(epochs=1, steps=3, window_shards=1))
-    with pytest.raises(UsageError, match="window_shards=1"):
+    with pytest.raises(UsageError, match="--window-shards 1"):
         train(configure(epochs=1, resume="auto"))
     train(configure(epochs=1, resume="auto", window_shards=1))
 

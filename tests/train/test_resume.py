@@ -227,3 +227,19 @@ def test_the_best_of_a_line_that_was_killed_before_its_step_was_written_goes_wit
     assert checkpoint.read(best)["progress"]["best_top1"] == 0.5
     assert train(replace(config, resume="auto"))["best_top1"] == 0.3
     assert checkpoint.read(best)["progress"]["best_top1"] == 0.3
+
+
+@pytest.mark.parametrize("resume", ["auto", "file"])
+def test_amid_an_epoch_another_seed_is_refused_by_its_option(
+    configure: Configure, tmp_path: Path, resume: str
+) -> None:
+    config = configure(epochs=1, seed=3)
+    train(replace(config, steps=2))
+    where = tmp_path / "run/checkpoints" / checkpoint.step_name(2)
+    with pytest.raises(UsageError) as caught:
+        train(replace(config, seed=4, resume=resume if resume == "auto" else str(where)))
+    assert str(caught.value) == (
+        f"checkpoint {where} is from within an epoch of --seed 3, this is --seed 4: "
+        "give --seed 3, or begin anew with another --run, without --resume"
+    )
+    assert train(replace(config, resume="auto"))["steps"] > 2
