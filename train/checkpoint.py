@@ -62,10 +62,15 @@ class Checkpoints:
         `step-…` comes last: a run that is killed in between resumes before it, and writes the others anew.
         """
         data = to_bytes(state)
-        with refused_as(CheckpointError, f"cannot write a checkpoint to {self.folder}"):
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in sorted(names, key=lambda name: name.startswith("step-")):
                 write_atomically(self.folder / name, data)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            remedy = "free some" if full else "make it a folder that can be written"
+            said = f"cannot write a checkpoint to {self.folder}: {error.strerror or error}"
+            raise CheckpointError(f"{said}: {remedy}, then go on with --resume auto") from error
         with suppress(OSError):  # the next time
             for where in self.steps()[:-keep_last]:
                 where.unlink(missing_ok=True)

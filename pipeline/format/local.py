@@ -30,6 +30,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 ASKED_AT_ONCE, MOST_ASKED_BYTES = 16, 64 << 20
 """Names that are looked up at a time; bytes of a file that are asked for ahead."""
 MANIFEST = "manifest.json"
+AGAIN = "copy it again, or run its `feedline prepare` again, which makes what is not whole"
 ANOTHER = "was prepared anew or taken away meanwhile: make a new Loader"
 OPEN_FILES = 4096
 """Shards held open at once, at most, and of the descriptors allowed a half; the oldest gives way."""
@@ -122,7 +123,7 @@ class LocalFiles:
                 os.posix_fadvise(descriptor.number, start, piece_bytes, os.POSIX_FADV_WILLNEED)
 
     def _cut_short(self, shard: int, end: int) -> DatasetError:
-        return DatasetError(f"{self._paths[shard]} is cut short: it ends before byte {end:,}")
+        return DatasetError(f"{self._paths[shard]} is cut short: it ends before byte {end:,}; {AGAIN}")
 
     def _anew(self, shard: int, error: OSError, read: Callable[[int], T]) -> T:
         """Reads with the shard opened again, if it was open: a descriptor goes stale when its server is exchanged."""
@@ -132,9 +133,11 @@ class LocalFiles:
             held = self.opened(shard)
             return read(held.number)
         except OSError as error:
+            remedy = ""
             if isinstance(error, FileNotFoundError):
                 self._check_same()
-            raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}") from error
+                remedy = f"; {AGAIN}"
+            raise DatasetError(f"{self._paths[shard]} cannot be read: {error.strerror}{remedy}") from error
 
     def _check_same(self) -> None:
         """Raises DatasetError where the split is another one by now, whose samples lie elsewhere."""

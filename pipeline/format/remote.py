@@ -128,7 +128,8 @@ class Remote:
         try:
             return stubbornly(action)
         except (FileNotFoundError, PermissionError) as error:
-            raise DatasetError(f"{self.address}/{name} is not there or may not be read") from error
+            what = f"{self.address}/{name} is not there or may not be read"
+            raise DatasetError(f"{what}: look at the address, or copy it there again") from error
         except Exception as error:  # every transport has its own kinds
             if has_no_room(error):
                 raise DatasetError(f"{name} finds no room here: {first_line(error)}") from error

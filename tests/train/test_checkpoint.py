@@ -223,7 +223,16 @@ def test_only_damaged_ones_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(CheckpointError, match="cannot write a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"cannot write a checkpoint .*: make it a folder .* --resume auto"):
+        Checkpoints(tmp_path).save(STATE, ["a.pt"], 1)
+
+
+def test_a_full_disk_is_one_line_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(where: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    with pytest.raises(CheckpointError, match="No space left on device: free some, then go on with --resume auto"):
         Checkpoints(tmp_path).save(STATE, ["a.pt"], 1)
 
 

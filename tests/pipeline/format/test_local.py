@@ -20,7 +20,7 @@ def test_a_shard_opens(tmp_path: Path) -> None:
     files.read_into(0, 5, out)
     assert out.tobytes() == b"es"
     for wrong in (lambda: files.read(0, 3, 3), lambda: files.read_into(0, 6, out)):
-        with pytest.raises(DatasetError, match="is cut short: it ends before byte 6"):
+        with pytest.raises(DatasetError, match="is cut short: it ends before byte 6; copy it again, or run"):
             wrong()
     files.close()
 

@@ -165,7 +165,9 @@ def test_a_missing_shard_follows_the_policy(make_split: MakeSplit, serve: Any, t
     (folder / "train-000001.tar").unlink()
     address = f"{serve(folder.parent).address}/gone"
     options = SMALL | {"cache_dir": tmp_path / "cache"}
-    with pytest.raises(DatasetError, match=r"train-000001.tar is not there"):
+    with pytest.raises(
+        DatasetError, match=r"train-000001.tar is not there .*: look at the address, or copy it there again"
+    ):
         labels(Loader(address, **options))
     assert len(labels(Loader(address, **options | {"on_bad": "skip"}))) == 40
     with pytest.raises(DatasetError, match=r"manifest.json is not there"):
