@@ -154,6 +154,8 @@ def recognise(path: str, options: SourceOptions) -> Source | None:
         by_split = {split: class_folders(folder) for split, folder in splits.items()}
         classes = by_split.get("train") or sorted({name for names in by_split.values() for name in names})
         notes = left_out(where, names, [folder.name for folder in splits.values()], options)
+        renamed = [item for item in splits.items() if options.wants(item[0]) and item[1].name.lower() != item[0]]
+        notes += [f"{folder} is taken as the split {split}" for split, folder in renamed]
     elif options.layout is None and has_packed(where):
         return None
     elif options.layout is None and (below := [*splits_below(where)]):

@@ -247,6 +247,12 @@ def test_two_folders_for_one_split(tmp_path: Path) -> None:
         open_source(str(tmp_path))
 
 
+def test_a_folder_that_is_called_otherwise_than_its_split_is_said(tmp_path: Path) -> None:
+    images(tmp_path, "Train/a/1.jpg", "validation/a/1.jpg")
+    assert indexed(tmp_path).notes == [f"{tmp_path}/validation is taken as the split val"]
+    assert indexed(tmp_path, splits="train").notes == []
+
+
 @pytest.mark.parametrize("above", ["imagenette2", "Data/CLS-LOC"])
 def test_a_folder_too_high(tmp_path: Path, above: str) -> None:
     images(tmp_path, *(f"{above}/{split}/n0{n}/1.jpg" for split in ("train", "val", "test") for n in (1, 2)))
