@@ -31,6 +31,7 @@ def inspect(
     seed: Annotated[int, typer.Option(help="Which samples.", min=0)] = 0,
 ) -> None:
     """Show classes and histograms of sizes and bytes, on the page also samples; of a run's weights, their statistics.
+    Ends with status 1 where a shard is not there or not whole; `verify` checks all else.
 
     Examples:
 
@@ -53,6 +54,8 @@ def inspect(
     splits = look(out)
     show(page(str(out), splits, thumbnails(out, samples, seed) if html else []), html)
     record.write({"splits": splits})
+    if any(split["problems"] for split in splits.values()):
+        raise typer.Exit(1)
 
 
 def page(title: str, splits: Mapping[str, Mapping[str, Any]], shown: Sequence[tuple[str, str, bytes]]) -> Page:
@@ -73,6 +76,7 @@ def about(name: str, split: Mapping[str, Any]) -> Section | None:
         "samples": f"{split['samples']:,} in {count_of(split['shards'], 'shard')}, {mean:,.0f} bytes each",
         "settings": ", ".join(f"{key} {value}" for key, value in split["settings"].items()),
         "plan": f"{split['plan_hash'][:16]}, seed {split['seed']}",
+        **({"not whole": "; ".join(split["problems"])} if split["problems"] else {}),
         **{what: bars(split[key]) for what, key in
            (("width", "width_px"), ("height", "height_px"), ("bytes", "sample_bytes"))},
     }  # fmt: skip

@@ -12,8 +12,8 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs.table import CODECS
-from feedline.pipeline.format.local import LocalFiles
-from feedline.pipeline.format.manifest import class_name, prepared_splits, read_index, read_manifest
+from feedline.pipeline.format.local import AGAIN, MANIFEST, LocalFiles
+from feedline.pipeline.format.manifest import Manifest, class_name, prepared_splits, read_index, read_manifest
 
 THUMB_PX = 112
 BINS = 20
@@ -37,6 +37,7 @@ def splits(out: Path) -> Sequence[Path]:
 
 
 def describe(folder: Path) -> dict[str, Any]:
+    """One split; `problems`: what is wrong with its shards, as their names and sizes tell."""
     manifest = read_manifest(folder)
     index = read_index(folder, manifest)
     counts = np.bincount(index.labels_N, minlength=len(manifest.classes)).tolist()
@@ -48,6 +49,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "settings": manifest.settings,
         "seed": manifest.seed,
         "plan_hash": manifest.plan_hash,
+        "problems": problems(folder, manifest),
         "classes": [
             {"label": label, "name": class_name(entry), "samples": counts[label]}
             for label, entry in enumerate(manifest.classes)
@@ -56,6 +58,20 @@ def describe(folder: Path) -> dict[str, Any]:
         "height_px": histogram(index.heights_N),
         "sample_bytes": histogram(index.lengths_N),
     }
+
+
+def problems(folder: Path, manifest: Manifest) -> list[str]:
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    found: list[str] = []
+    for shard in manifest.shards:
+        if shard.name not in sizes:
+            found.append(f"{shard.name} is missing: {AGAIN}")
+        elif (size := sizes[shard.name]) != shard.bytes:
+            found.append(f"{shard.name} is {size:,} bytes long, {MANIFEST} says {shard.bytes:,}: {AGAIN}")
+    if not manifest.settings.get("foreign", False):
+        strays = sorted(name for name in {*sizes} - {*manifest.shard_names} if name.endswith(".tar"))
+        found += [f"{name} is none of its shards: move it away" for name in strays]
+    return found
 
 
 def histogram(values_N: npt.NDArray[Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from feedline.pipeline.base.process import usable_cores
 from feedline.pipeline.base.status_line import status_line
 from feedline.pipeline.base.text import count_of
 from feedline.pipeline.codecs.table import CODECS
+from feedline.pipeline.format.local import AGAIN
 from feedline.pipeline.format.manifest import (
     HALF_EXCHANGED,
     INDEX,
@@ -158,7 +159,8 @@ def manifest_problems(store: Store, split: Split) -> list[Problem]:
     problems = [Problem(split.path(MANIFEST), "", what) for what in untrue]
     if split.folder and not split.foreign:
         strays = [name for name in store.list(split.folder) if name not in {*names, MANIFEST, INDEX}]
-        problems += [Problem(split.path(name), "", "a file that the manifest does not name") for name in strays]
+        what = "a file that the manifest does not name: move it away"
+        problems += [Problem(split.path(name), "", what) for name in strays]
     return problems
 
 
@@ -279,7 +281,7 @@ def check_shard(store: Store, split: Split, number: int, full: bool) -> tuple[in
     try:
         file = store.open(where)
         if file is None:
-            return 0, [Problem(where, "", "missing")]
+            return 0, [Problem(where, "", f"missing: {AGAIN}")]
         with file:
             decoded, wrong = check_bytes(Tar(file, file.seek(0, os.SEEK_END)), split, number, full)
     except OSError as error:
@@ -296,9 +298,12 @@ def check_bytes(data: Tar, split: Split, number: int, full: bool) -> tuple[int, 
     rows: list[int] = np.flatnonzero(index.shards_N == number).tolist()
     wrong: list[tuple[str, str]] = []
     if data.size != shard.bytes:
-        whole = [row for row in rows if index.offsets_N[row] + index.lengths_N[row] <= data.size]
+        ends = {row: sample_end(split, row) for row in rows}
+        whole = [row for row in rows if ends[row] <= data.size]
         last = f", whole up to sample {split.keys[whole[-1]]!r}" if whole else ""
-        wrong.append(("", f"the shard is {data.size} bytes long{last}, the manifest says {shard.bytes}"))
+        wrong.append(("", f"the shard is {data.size} bytes long{last}, the manifest says {shard.bytes}: {AGAIN}"))
+        if data.size < shard.bytes:  # of what is cut off that is all there is to say
+            rows, data = whole, Tar(data.file, max((ends[row] for row in whole), default=0))
     data.file.seek(0)
     same = hashlib.file_digest(data.file, "sha256").hexdigest() == shard.sha256
     if not split.foreign:
@@ -355,6 +360,12 @@ def image_header(data: Tar, split: Split, row: int) -> bytes:
     _, _, tail = data[max(start - HEADER_MAX_BYTES, 0) : start].rpartition(f"{key}.".encode())
     extension = EXTENSION.match(tail)
     return member_header(f"{key}.{extension[0].decode() if extension else ''}", int(split.index.lengths_N[row]))
+
+
+def sample_end(split: Split, row: int) -> int:
+    """Behind its label; of foreign shards, behind its image."""
+    end = int(split.index.offsets_N[row] + split.index.lengths_N[row])
+    return end if split.foreign else end + padding_bytes(end) + len(label_member(split, row))
 
 
 def label_member(split: Split, row: int) -> bytes:

@@ -30,7 +30,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 ASKED_AT_ONCE, MOST_ASKED_BYTES = 16, 64 << 20
 """Names that are looked up at a time; bytes of a file that are asked for ahead."""
 MANIFEST = "manifest.json"
-AGAIN = "copy it again, or run its `feedline prepare` again, which makes what is not whole"
+AGAIN = "copy it again, or run again what made the split (`feedline prepare`, `feedline index`)"
 ANOTHER = "was prepared anew or taken away meanwhile: make a new Loader"
 OPEN_FILES = 4096
 """Shards held open at once, at most, and of the descriptors allowed a half; the oldest gives way."""

@@ -317,9 +317,7 @@ def test_a_missing_or_short_shard_is_named(make_split: MakeSplit, workers: int) 
     with pytest.raises(DatasetError, match=r"train-000001.tar.* cut short"):
         labels(Loader(folder, **SMALL | {"num_workers": workers}))
     victim.unlink()
-    missing = (
-        r"train-000001.tar: sample '\w+': cannot be read: No such file.*; copy it again, or run its `feedline prep"
-    )
+    missing = r"train-000001.tar: sample '\w+': cannot be read: No such file.*; copy it again, or run again"
     with pytest.raises(DatasetError, match=missing):
         labels(Loader(folder, **SMALL | {"num_workers": workers}))
     assert len(labels(Loader(folder, **SMALL | {"num_workers": workers, "on_bad": "skip", "policy": "pad"}))) == 44
@@ -350,7 +348,7 @@ def test_where_not_all_bad_samples_can_be_told_their_number_is(make_split: MakeS
     assert labels(loader) == []
     bad = loader.stats()["bad"]
     assert [row["key"] for row in bad] == [f"s{sample:05d}" for sample in range(len(bad))]
-    assert bad[-1]["reason"].endswith(f"makes what is not whole (and {700 - len(bad)} more of this batch)")
+    assert bad[-1]["reason"].endswith(f"`feedline index`) (and {700 - len(bad)} more of this batch)")
 
 
 def test_what_a_busy_trainer_has_not_heard_yet_may_fill_the_socket(make_split: MakeSplit) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import shutil
 import tarfile
 import tracemalloc
 import zlib
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from feedline.cli.inspect import page
 from feedline.cli.main import app
 from feedline.pipeline.base.errors import DatasetError, FeedlineError, UsageError
-from feedline.pipeline.format.local import LocalFiles
+from feedline.pipeline.format.local import AGAIN, LocalFiles
 from feedline.pipeline.format.manifest import read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
@@ -224,6 +225,28 @@ def test_inspect_counts_what_is_there(prepared: Path) -> None:
     assert sum(entry["samples"] for entry in train["classes"]) == train["samples"] == sum(train["width_px"]["counts"])
     assert [entry["name"] for entry in train["classes"]] == ["apple", "bear", "cup"]
     assert train["height_px"]["min"] == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("train-000001.tar", None, f"train-000001.tar is missing: {AGAIN}"),
+        ("train-000001.tar", b"", "train-000001.tar is 0 bytes long, manifest.json says "),
+        ("train-000001.tar", b"\0" * 512, "train-000001.tar is 512 bytes long, manifest.json says "),
+        ("train-000009.tar", b"", "train-000009.tar is none of its shards: move it away"),
+    ],
+    ids=["missing", "emptied", "cut", "one too many"],
+)
+def test_inspect_says_which_shard_is_not_whole(
+    prepared: Path, tmp_path: Path, name: str, data: bytes | None, says: str
+) -> None:
+    split = shutil.copytree(prepared / "64-jpeg" / "train", tmp_path / "train")
+    whole = CliRunner().invoke(app, ["inspect", str(split)])
+    assert whole.exit_code == 0 and "not whole" not in whole.output
+    (split / name).unlink(missing_ok=True) if data is None else (split / name).write_bytes(data)
+    told = CliRunner().invoke(app, ["inspect", str(split)])
+    assert told.exit_code == 1 and says in " ".join(told.output.split())
+    assert len(inspect(split)["train"]["problems"]) == 1
 
 
 def test_the_right_pictures_are_shown(prepared: Path) -> None:

@@ -90,7 +90,7 @@ def test_an_object_store_keeps_the_old_dataset_until_the_manifest_changes(images
     with pytest.raises(Killed):
         prepare(images, out, seed=1, overwrite=True, engine=dies_after(2))
     problems = verify(out, full=True)["problems"]
-    assert {problem["what"] for problem in problems} == {"a file that the manifest does not name"}
+    assert {problem["what"] for problem in problems} == {"a file that the manifest does not name: move it away"}
     assert prepare(images, out, seed=1, overwrite=True)["resumed_samples"] == 27
     prepare(images, fresh, seed=1)
     assert objects(out) == objects(fresh)

@@ -21,6 +21,7 @@ from PIL import Image
 
 from feedline.pipeline.base.errors import DatasetError
 from feedline.pipeline.codecs import jpeg
+from feedline.pipeline.format.local import AGAIN
 from feedline.pipeline.format.manifest import Index, read_index, read_manifest
 from feedline.preprocess import prepare as door
 from feedline.preprocess.config import PrepareConfig, parse_output
@@ -137,7 +138,7 @@ def test_each_region_of_a_tar_is_covered_also_without_full(prepared: Path, where
     assert (f"64-jpeg/train/{path.name}", expected) in {(p["shard"], p["key"]) for p in said["problems"]}
 
 
-@pytest.mark.parametrize("change", ["cut", "longer", "gone", "swapped"])
+@pytest.mark.parametrize("change", ["cut", "emptied", "longer", "gone", "swapped"])
 def test_shards_that_are_not_whole(prepared: Path, change: str) -> None:
     path = prepared / "64-jpeg" / "train" / "train-000001.tar"
     before = path.read_bytes()
@@ -146,15 +147,29 @@ def test_shards_that_are_not_whole(prepared: Path, change: str) -> None:
     elif change == "swapped":
         path.write_bytes(path.with_name("train-000000.tar").read_bytes())
     else:
-        path.write_bytes(before[:-5000] if change == "cut" else before + b"\0" * 10240)
+        path.write_bytes({"cut": before[:-5000], "emptied": b"", "longer": before + b"\0" * 10240}[change])
     try:
-        said = verify(str(prepared))
+        said = verify(str(prepared), full=change == "cut")
     finally:
         path.write_bytes(before)
     assert not said["ok"]
     assert said["problems"][0]["shard"] == "64-jpeg/train/train-000001.tar"
+    if change != "swapped":  # one line for the shard and none for each of its samples
+        assert len(said["problems"]) == 1 and said["problems"][0]["key"] == ""
+        assert said["problems"][0]["what"].endswith(AGAIN)
     if change == "cut":
-        assert said["problems"][0]["key"] == "" and "whole up to sample" in said["problems"][0]["what"]
+        assert "whole up to sample" in said["problems"][0]["what"]
+
+
+def test_a_shard_too_many_is_named_with_what_to_do(prepared: Path) -> None:
+    path = prepared / "64-jpeg" / "train" / "train-000009.tar"
+    path.write_bytes(path.with_name("train-000001.tar").read_bytes())
+    try:
+        said = verify(str(prepared))
+    finally:
+        path.unlink()
+    (problem,) = said["problems"]
+    assert problem["shard"] == "64-jpeg/train/train-000009.tar" and problem["what"].endswith(": move it away")
 
 
 def edited_manifest(prepared: Path, edit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
