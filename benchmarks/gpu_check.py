@@ -70,7 +70,7 @@ class GpuCheckConfig:
     device: str = "auto"
     """cpu, cuda or auto."""
     budget_s: float = limited(480.0, 5)
-    """Seconds to spend at most."""
+    """Seconds for the windows; imports and small shards that are made come before."""
     rounds: int = limited(3, 1)
     """Windows of each cell at most."""
     window_s: float = limited(2.0, 0.2, 3600)

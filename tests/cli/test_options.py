@@ -176,3 +176,8 @@ def test_words_that_training_does_not_take_are_found(words: list[str], said: str
     slurm.check_words("train", ["OUT", "--no-augment", "--lr=3", "--num-workers", "auto", "--config", "missing.json"])
     with pytest.raises(UsageError, match=f"`feedline train`, to .*{said}"):
         slurm.check_words("train", ["OUT", *words])
+
+
+def test_the_budget_of_gpu_check_says_what_it_bounds() -> None:
+    shown = CliRunner().invoke(app, ["gpu-check", "--help"], env={"COLUMNS": "200"})
+    assert "Seconds for the windows; imports and small shards that are made come before." in shown.output
