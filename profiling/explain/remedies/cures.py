@@ -58,6 +58,13 @@ TENSORS = Cure(ON_ARRAYS, ONE_THREAD +
                'made(image=numpy.asarray(image))["image"]  # in place of ToTensor() and Normalize(…)',
                0.65, needs=ALBUMENTATIONS)  # fmt: skip
 RESIZED = Cure("on uint8 tensors", "from torchvision.transforms import v2 as transforms  # ToImage() first", 0.6)
+ONE = Cure("one operation on each picture", "RandAugment(num_ops=1)  # in its place", 0.55,
+           changes="pictures are changed by one operation: a weaker augmentation")  # fmt: skip
+ONE_OPERATION = {
+    "randaugment": (ONE, ONE._replace(left=0.7)),
+    "autoaugment": (ONE._replace(left=0.7), ONE._replace(left=0.6)),
+}
+"""Of large pictures, of small ones."""
 OPENCVS = {
     "colorjitter": ("ColorJitter(brightness=…, contrast=…, saturation=…, hue=…, p=1)", 0.15, 0.35),
     "gaussianblur": ("GaussianBlur(blur_limit=(…, …), sigma_limit=(…, …), p=1)", 0.05, 0.1),

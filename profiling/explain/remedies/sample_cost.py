@@ -125,6 +125,8 @@ def _of_transform(at: Situation, name: str) -> Cure | None:
     simd = "pillow-simd" in at.recording.host.get("versions", {})
     if kind in RESIZING and theirs and pillows and not small and not simd:
         return cures.RESIZED
+    if kind in cures.ONE_OPERATION:
+        return cures.ONE_OPERATION[kind][small]
     if kind not in cures.OPENCVS:
         return None
     other, *left = cures.OPENCVS[kind]

@@ -258,7 +258,10 @@ PILLOWS = ["Image.py:Image.resize", "Image.py:Image.tobytes"]
         ("ColorJitter", 224, ["photos.py:ColorJitter.forward"], "--lines-of ColorJitter.forward", 3.0),  # its own
         ("ColorJitter", 224, ["functions.py:add", "Image.py:Image.tobytes"], "", 3.0),
         ("GaussianBlur", 224, ["_functional_tensor.py:gaussian_blur"], "albumentations.GaussianBlur", 2.9),
-        ("RandAugment", 224, ["Image.py:Image.transform"], "", 3.0),
+        ("RandAugment", 224, ["Image.py:Image.transform"], "RandAugment(num_ops=1)", 1.43),
+        ("RandAugment", 32, ["Image.py:Image.transform"], "RandAugment(num_ops=1)", 1.25),
+        ("AutoAugment", 224, ["autoaugment.py:_apply_op"], "RandAugment(num_ops=1)", 1.25),
+        ("TrivialAugmentWide", 224, ["Image.py:Image.transform"], "", 3.0),
         ("RandomHorizontalFlip", 224, ["Image.py:Image.transpose"], "", 3.0),
     ],
 )
