@@ -5,7 +5,8 @@ word. Rows are appended, each time as one line with a JSON list of them: a torn 
 told of a script that goes on behind its end. Four more files go the other way: `stop`, the step at which every rank
 leaves, `windows`, the steps of a leg's window, `interrupted`, and `files`, what they are seen to read (`paths`), and
 of the looks that found a file open the share behind one that did not, of that process, in the median over the files
-(`changing`): 0 of an archive that is kept open, 1 of a file a sample, None where none was seen.
+(`changing`): 0 of an archive that is kept open, 1 of a file a sample, None where none was seen; `all`: hardly a look
+found a file that no other did.
 """
 
 import json

@@ -100,6 +100,7 @@ def merge(journal: Journal, *, origin: float, script: Script, sampler: Sampled |
         legs=legs,
         sample_paths=[*files["paths"], *chain(*(one.get("paths") or () for one in workers))][:MOST_PATHS],
         changing_files=files["changing"],
+        files_bytes=_sum_of_sizes(files["paths"]) if files.get("all") else None,
         lines=diagnostic.lines(journal),
         overhead=overhead(journal, trainers, sampler, max(ends_s, default=0.0)),
         notes=notes + _notes(journal, workers, trainers, steps, loaders, failed=failed),
@@ -295,14 +296,24 @@ def scopes(journal: Journal, pids: Iterable[int]) -> dict[int, str]:
 def _with_listed(recording: Recording, listed: Sequence[str]) -> list[str]:
     """The files that were seen open, and those that datasets list, where so much is read that it is these, or the
     workers are seen reading: what maps files reads no bytes."""
-    sizes: list[int] = []
-    for path in listed[:: max(1, len(listed) // 16)]:
-        with suppress(OSError):  # they may be gone, and their file system with them
-            sizes.append(Path(path).stat().st_size)
+    sizes = _sizes(listed[:: max(1, len(listed) // 16)])
     much = bool(sizes) and (recording.costs.read_bytes or 0.0) > ALL_READ * sum(sizes) / len(sizes)
     reading_s = sum(one.stages.get("read", 0.0) for one in recording.workers)
     read = much or reading_s > SEEN_READING * sum(one.seconds for one in recording.workers)
     return list(dict.fromkeys([*recording.sample_paths, *(listed if read else ())]))[:MOST_PATHS]
+
+
+def _sizes(paths: Iterable[str]) -> list[int]:
+    sizes: list[int] = []
+    for path in paths:
+        with suppress(OSError):  # they may be gone, and their file system with them
+            sizes.append(Path(path).stat().st_size)
+    return sizes
+
+
+def _sum_of_sizes(paths: Sequence[str]) -> float | None:
+    sizes = _sizes(paths)
+    return sum(sizes) if sizes and len(sizes) == len(paths) else None
 
 
 def _notes(

@@ -305,6 +305,8 @@ class Recording:
     """Some of the files that the workers read: material for the trials."""
     changing_files: float | None = None
     """The journal's `changing`: 0 of an archive that is kept open, 1 of a file a sample; None: none was seen."""
+    files_bytes: float | None = None
+    """Of the files that were seen open, where hardly a look found a new one; None: there may be more of them."""
     lines: list[Line] = field(default_factory=list)
     overhead: Overhead = field(default_factory=Overhead)
     notes: list[str] = field(default_factory=list)

@@ -37,6 +37,7 @@ from feedline.profiling.record.recording import LoaderSeen, Trial
 from feedline.profiling.record.stages import STAGES
 
 SURE = 0.05  # share of a worker's time that it is blocked in reads before anything is said of it
+AGAIN = 1.5  # times the bytes of all files that a run has read, from which it has surely read them again
 FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast as before
 MIDDLES = "pictures are RGB, bilinear, the middle square of each, in the order of the shards"
 OWN_CROPS = (
@@ -276,7 +277,8 @@ def _from_storage(at: Situation, trial: Trial) -> float | None:
         return storage.reads.best_random_bytes_per_s / size
     cold, now_bytes = _slower_when_cold(at), at.recording.costs.read_bytes
     size = trial.bytes_per_sample if trial.codec != "as-is" else now_bytes
-    if cold is None or not now_bytes or not size or not _outgrows_memory(at, size):
+    whole = size * (at.dataset_samples or 0) if size and trial.codec != "as-is" else _dataset_bytes(at)
+    if cold is None or not now_bytes or not size or not _outgrows_memory(at, whole):
         return None
     return cold.value * now_bytes / size
 
@@ -295,8 +297,16 @@ def _room(at: Situation, *kinds: str) -> tuple[float, str]:
     return min(rooms, default=(math.inf, "memory"))
 
 
-def _outgrows_memory(at: Situation, bytes_per_sample: float) -> bool:
-    return bytes_per_sample * (at.dataset_samples or 0) > _room(at, "memory", "cgroup_memory")[0]
+def _dataset_bytes(at: Situation) -> float:
+    """What all samples read; where the run has read its files more than once, no more than these hold: an archive
+    that is opened for each sample has its list of members read again each time."""
+    each, files = at.recording.costs.read_bytes or 0.0, at.recording.files_bytes
+    whole, seen = each * (at.dataset_samples or 0), sum(step.samples for step in at.recording.measured())
+    return min(whole, files) if files and each * seen > AGAIN * files else whole
+
+
+def _outgrows_memory(at: Situation, whole_bytes: float) -> bool:
+    return whole_bytes > _room(at, "memory", "cgroup_memory")[0]
 
 
 def without_reading(at: Situation) -> Iterable[Change]:
@@ -317,13 +327,13 @@ def without_reading(at: Situation) -> Iterable[Change]:
         then = replace(now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None)
         why = reason
     error = math.hypot(0.05, error_s / max(left_s, 0.1 * now.worker_s)) if now.worker_s else 0.05
-    whole = (at.recording.costs.read_bytes or 0.0) * (at.dataset_samples or 0)
+    whole = _dataset_bytes(at)
     room, kind = _room(at, "memory", "cgroup_memory", "free_shared_memory")
     no_room = whole > room and not isinstance(why, Vain)
     memory = f"the {units.size(room)} that there are of {kind.replace('cgroup', 'its').replace('_', ' ')}"
     needs = f"{units.size(whole)} of memory" if whole else "memory for the whole dataset"
     first = not any(begun.epoch for begun in at.recording.passes)
-    if storage.limits and whole and first and not _outgrows_memory(at, whole / (at.dataset_samples or 1)):
+    if storage.limits and whole and first and not _outgrows_memory(at, whole):
         later = f"; its {units.size(whole)} fit into memory, from where later epochs may read them anyway"
         why = type(why)(why + later)
     yield Change(family="cache", remedy="cache in RAM", then=now if no_room else then, effort=Effort.CODE,
@@ -331,8 +341,7 @@ def without_reading(at: Situation) -> Iterable[Change]:
                  command=f"cp -r {folder} /dev/shm/  # and give the script that path", needs=needs, extra_error=error,
                  cost="a copy before each training", target="read")  # fmt: skip
     if cold := _slower_when_cold(at):
-        always = _outgrows_memory(at, at.recording.costs.read_bytes or 0.0)
-        when = "in a first epoch and all others" if always else "in a first epoch"
+        when = "in a first epoch and all others" if _outgrows_memory(at, whole) else "in a first epoch"
         from_storage = f"; from storage itself, as {when}, the loop runs at {units.rate(cold.value)}"
         why = type(why)(why + from_storage)
     yield Change(family="storage", remedy="faster storage", then=then, effort=Effort.HARDWARE, why=why,

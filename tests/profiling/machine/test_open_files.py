@@ -53,7 +53,7 @@ def test_a_file_that_is_read_is_seen_and_one_that_is_written_is_not(tmp_path: Pa
     with running(HOLDS, data, log) as child:
         for _ in range(20):
             files.look([child.pid])
-    assert files.told == {"paths": [str(data)], "changing": 0.0}
+    assert files.told == {"paths": [str(data)], "changing": 0.0, "all": True}
     files.look([child.pid])  # which has ended
     assert files.told["paths"] == [str(data)]
 
@@ -68,7 +68,7 @@ def test_a_file_a_sample_changes_from_look_to_look(tmp_path: Path) -> None:
             child.stdin.write("\n")
             child.stdin.flush()
             child.stdout.readline()
-    assert files.told == {"paths": [*map(str, names)], "changing": 1.0}
+    assert files.told == {"paths": [*map(str, names)], "changing": 1.0, "all": False}
 
 
 @pytest.mark.parametrize("path", ["/data/x.jpg", "/home/me/lib/x.npy", "/usr/scratch/x.npy", "/library/1.jpg"])

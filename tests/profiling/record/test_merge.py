@@ -379,6 +379,18 @@ def test_a_merged_recording_has_the_means_of_its_steps(tmp_path: Path) -> None:
     assert found.utilization == pytest.approx(0.9)
 
 
+def test_the_size_of_the_files_is_told_where_these_are_all(tmp_path: Path) -> None:
+    archive, origin = tmp_path / "all.zip", time.perf_counter()
+    archive.write_bytes(b"x" * 3000)
+    looped(tmp_path, pid=11, batches=12, worker=12)
+    told: list[float | None] = []
+    for paths, every in (([archive], True), ([archive], False), ([archive, tmp_path / "gone.zip"], True)):
+        files = {"paths": [*map(str, paths)], "changing": 0.0, "all": every}
+        Journal(tmp_path).write("files", files)
+        told.append(merge(Journal(tmp_path), origin=origin, script=Script(argv=["x.py"])).files_bytes)
+    assert told == [3000, None, None]
+
+
 @pytest.mark.parametrize(("rate", "stage"), [(1e3, "decode"), (1e12, "decode"), (1e3, "read")])
 def test_files_that_a_dataset_lists_are_its_samples_where_they_are_read(
     tmp_path: Path, rate: float, stage: str

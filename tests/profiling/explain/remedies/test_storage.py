@@ -7,6 +7,7 @@ import pytest
 
 from feedline.profiling.explain.measure.situation import Measured
 from feedline.profiling.explain.remedies.remedy import Effort
+from feedline.profiling.record import units
 from feedline.profiling.record.recording import LoaderPass
 from tests.profiling.recordings import made
 from tests.profiling.remedy_runs import (
@@ -295,6 +296,15 @@ def test_a_cache_has_the_room_that_is_there() -> None:
     small, large = (replace(seen, host={**host, "free_shared_memory_bytes": size}) for size in (64 << 20, 8 << 30))
     assert "do not fit into the 67.1 MB that there are of free shared memory" in of_family(small, "cache")[0].why
     assert not of_family(large, "cache")[0].vain
+
+
+def test_an_archive_that_is_opened_for_each_sample_is_no_larger_than_it_is() -> None:
+    """Its list of members is read with each of them. Of files read once more may follow than were seen."""
+    seen = with_loader(reading(), dataset_samples=50_000)  # 5.5 GB by what a sample reads
+    read = 110e3 * sum(step.samples for step in seen.measured())
+    for files_bytes, needs in ((0.3 * read, 0.3 * read), (0.9 * read, 5.5e9), (None, 5.5e9)):
+        found = of_family(replace(seen, files_bytes=files_bytes), "cache")[0]
+        assert found.needs == f"{units.size(needs)} of memory"
 
 
 def test_a_first_epoch_of_what_fits_into_memory_says_so() -> None:
