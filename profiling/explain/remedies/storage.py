@@ -326,7 +326,8 @@ def without_reading(at: Situation) -> Iterable[Change]:
         cpu_s = min(now.worker_cpu_s, left_s)
         then = replace(now, worker_s=left_s, worker_cpu_s=cpu_s, storage_samples_per_s=None)
         why = reason
-    error = math.hypot(0.05, error_s / max(left_s, 0.1 * now.worker_s)) if now.worker_s else 0.05
+    least_s = max(left_s, 0.1 * now.worker_s)
+    error = math.hypot(0.05, error_s / least_s) if least_s else 0.05
     whole = _dataset_bytes(at)
     room, kind = _room(at, "memory", "cgroup_memory", "free_shared_memory")
     no_room = whole > room and not isinstance(why, Vain)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feedline.profiling.explain.measure.situation import Situation, measure, situation
@@ -272,6 +272,7 @@ def test_ranks_add_up() -> None:
     st.floats(0, 1),
     st.integers(0, 8),
 )
+@example({"read": 5e-324}, 0.0, 1.0, 0.0, 0)  # a tenth of it is 0
 def test_fractions_sum_to_one(
     stages: dict[str, float], wait: float, compute: float, copy: float, workers: int
 ) -> None:
