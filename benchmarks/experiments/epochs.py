@@ -16,9 +16,9 @@ from pathlib import Path
 
 from feedline.benchmarks.experiments.footprint import enlarge
 from feedline.benchmarks.experiments.harness import end_with, in_rounds, options, output_of, show, spread, write
-from feedline.benchmarks.experiments.versions import HERE, commit
 from feedline.benchmarks.measure.intervals import estimate
 
+HERE = Path(__file__).resolve().parents[2]
 SHORT, EPOCHS, BATCH = 2_000, 20, 64
 BATCHES = SHORT // BATCH
 LENGTHS = {"short": SHORT, "long": (EPOCHS + 1) * SHORT}
@@ -74,6 +74,10 @@ def samples_per_s(checkout: Path, split: Path) -> float:
     numbers = (BATCH, BATCHES, (EPOCHS + 1) * BATCHES)
     command = [checkout / ".venv" / "bin" / "python", "-c", PROGRAM, split.resolve(), *map(str, numbers)]
     return float(output_of(command, f"the loader of {checkout}", cwd=checkout))
+
+
+def commit(checkout: Path) -> str:
+    return output_of(["git", "-C", checkout, "rev-parse", "--short", "HEAD"], f"git in {checkout}").strip()
 
 
 if __name__ == "__main__":
