@@ -160,10 +160,12 @@ def all_ranks(recording: Recording) -> ThreadTime:
     return ThreadTime(**together(recording.trainers))
 
 
-def busiest_places(recording: Recording, parts: Sequence[str] = OWN) -> list[str]:
-    """Where these parts (the script's own Python) take the main thread longest: the line, else the function, else the
-    class, else two functions that together lead the others; none where no place leads beyond its error (90 %), or
-    none of these functions is known."""
+def busiest_places(recording: Recording, parts: Sequence[str] = ()) -> list[str]:
+    """Where these parts take the main thread longest: the line, else the function, else the class, else two functions
+    that together lead the others; none where no place leads beyond its error (90 %), or none of these functions is
+    known. Without `parts`, where the script's own Python does; on a device that is also what its loss asks for there,
+    which takes this thread no longer than the asking."""
+    parts = parts or (OWN if recording.compute.device == "cpu" else (*OWN, "loss"))
     lines, functions, classes = dict[str, float](), dict[str, float](), dict[str, float]()
     whole = all_ranks(recording)
     for name, seconds in whole.functions.items():

@@ -30,6 +30,14 @@ def test_two_functions_that_lead_together_are_named_where_neither_leads() -> Non
     assert busiest_places(replace(seen, trainers=[leads])) == ["train.py:pack:1"]
 
 
+def test_a_loss_that_keeps_a_device_waiting_is_python_of_the_scripts_own() -> None:
+    for device, places in (("cuda:0", ["losses.py:pick:12"]), ("cpu", ["train.py:main:9"])):
+        seen = made(wait_s=0.001, compute_s=0.05, python_s=0.05, device=device)
+        functions = {"loss losses.py:pick:12": 2.8, "python train.py:main:9": 1.0}
+        trainer = replace(seen.trainers[0], functions=functions, ticks=150)
+        assert busiest_places(replace(seen, trainers=[trainer])) == places
+
+
 def test_no_place_is_named_where_most_of_the_time_has_none() -> None:
     seen = made(wait_s=0.001, compute_s=0.05, python_s=0.05)
     trainer = replace(seen.trainers[0], functions={"python ": 2.8, "python train.py:main:9": 0.2}, ticks=150)
