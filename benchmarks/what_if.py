@@ -64,7 +64,18 @@ def what_if(recording: Recording, *, forms: Sequence[Output] | None = None, **op
     if forms is None:
         forms = () if needless(recording) else forms_for(crop_px, augment)
         options = {"script_loader": loader is not None and bool(loader.refused), **options}
-    return trials(recording.sample_paths, crop_px, forms=forms, augment=augment, **options)
+    return trials(own_paths(recording), crop_px, forms=forms, augment=augment, **options)
+
+
+def own_paths(recording: Recording) -> list[str]:
+    """Files seen open that its training loader reads; where another one trains beside it, those of its folder."""
+    loader = recording.train_loader
+    beside = any(loader is not None and one.phase == "train" and one.dataset != loader.dataset
+                 for one in recording.loaders)  # fmt: skip
+    if loader is None or not beside:
+        return recording.sample_paths
+    folder = loader.folder and Path(recording.script.cwd, loader.folder)
+    return [path for path in recording.sample_paths if folder and Path(path).is_relative_to(folder)]
 
 
 def forms_for(crop_px: int, augment: Augment) -> tuple[Output, ...]:
@@ -94,6 +105,8 @@ def why_none(recording: Recording) -> str:
     if reason := needless(recording):
         return f"prepared shards were not tried: {reason}"
     seen = len(recording.sample_paths)
+    if seen and not own_paths(recording):
+        return "prepared shards were not tried: several loaders train, and whose files were seen is not known"
     if seen and not any(Path(path).exists() for path in recording.sample_paths):
         return f"nothing is predicted for prepared shards: {count_of(seen, 'file')} seen to be opened are gone"
     opened = f"of {count_of(seen, 'file')} seen to be opened none is" if seen else "the script was not seen to open"

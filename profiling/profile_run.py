@@ -5,6 +5,7 @@ script is ended behind them. Nothing runs twice.
 """
 
 import re
+import shlex
 from dataclasses import replace
 
 from feedline.profiling.interrupts import hearing
@@ -42,7 +43,7 @@ def _what_is_missing(config: StudyConfig, run: Run, *, interrupted: bool) -> str
     if not asked:
         return ""
     if went.ended_by is None:
-        return f"no {' and no '.join(asked)}: {INTERRUPTED if interrupted else _why_none(recording)}"
+        return f"no {' and no '.join(asked)}: {INTERRUPTED if interrupted else _why_none(config, recording)}"
     why = INTERRUPTED if interrupted and not went.whole else went.why or ("" if went.whole else _how_it_ended(run))
     if why and went.window == "laid_out":
         return f"with its batches in channels_last, as feedline's loader hands them over, {why}"
@@ -72,12 +73,16 @@ def _disturbed(recording: Recording) -> str:
     return f"{count} of the legs' {had} windows do not count: {others}" if count else ""
 
 
-def _why_none(recording: Recording) -> str:
+def _why_none(config: StudyConfig, recording: Recording) -> str:
     script = recording.script
     if script.ended_by in ("error", "signal"):
         return "the script failed" if script.ended_by == "error" else "a signal ended the script"
     if recording.train_loader is None:
         return "no loader was seen"
+    if recording.train_loader.unwatched:
+        kernprof = shlex.join(["kernprof", "-l", "-v", "-p", script.argv[0], *["-m"] * script.module, *script.argv])
+        lines = f"; `{kernprof}` times its lines" if config.lines else ""
+        return f"its batches come from no loader that is known here{lines}"
     steps = sum(step.measured for step in recording.steps)
     return f"the script left its loop before enough was seen: give --steps, fewer than the {steps} that it had"
 

@@ -168,6 +168,17 @@ def test_names_say_nothing_of_what_a_file_is(photos: list[Path], tmp_path: Path)
     assert len(list(samples_of([shard, lie], 9))) == 3
 
 
+def test_pictures_of_another_loader_that_trains_beside_are_not_tried(photos: list[Path]) -> None:
+    seen = made(sample_paths=[str(path) for path in photos])
+    (own,) = seen.loaders
+    table = replace(own, id=1, dataset="Table", folder=None)
+    alone, beside = seen, replace(seen, loaders=[own, table])
+    assert what_if(alone, forms=FORMS[:1], rounds=1, samples=3)
+    assert not what_if(beside, forms=FORMS[:1], rounds=1, samples=3) and "whose files" in why_none(beside)
+    here = replace(beside, loaders=[replace(own, folder=str(photos[0].parent)), table])
+    assert what_if(here, forms=FORMS[:1], rounds=1, samples=3)
+
+
 def test_nothing_is_tried_where_nothing_of_the_data_could_help(photos: list[Path]) -> None:
     paths = [str(path) for path in photos]
     small = {"read": 0.0, "decode": 0.0001}

@@ -62,6 +62,14 @@ def surely(at: Situation, *stages: str) -> float:
     return max(0.0, share_of(at, *stages) - ERRORS_90 * error)
 
 
+def waiting_outside(at: Situation) -> float:
+    """The share of a sample's time, for sure, in which a worker waits for files or servers and needs no core: what
+    reading computes (an archive that is unpacked) needs one."""
+    workers, names = at.measured.workers, ("blocked", "read")
+    alone_s, cpu_s = (sum(of.get(name, 0.0) for name in names) for of in (workers.stage_alone_s, workers.stage_cpu_s))
+    return surely(at, *names) * max(0.0, 1.0 - cpu_s / alone_s) if alone_s else 0.0
+
+
 def handing_over(at: Situation) -> float:
     """The share of the time that the loop waits although batches lie ready: for their handing over; 0 where it is
     not that."""
@@ -120,7 +128,7 @@ def other_workers(at: Situation) -> Iterable[Change]:
     handing batches over is what takes the time."""
     if unwatched(at):
         return
-    share, waiting = max(1.0, at.measured.machine.cores / at.now.ranks), surely(at, "blocked", "read")
+    share, waiting = max(1.0, at.measured.machine.cores / at.now.ranks), waiting_outside(at)
     waits = waiting > WAITING and at.measured.workers.slow is None and surely(at, "lock") < LOCKED
     top = min(MOST_WORKERS, int(share / max(1 - waiting, 0.1)) if waits else int(share))
     counts = {int(share), *at.workers, *(2**power for power in range(6) if 2**power <= top)}
@@ -135,12 +143,14 @@ def other_workers(at: Situation) -> Iterable[Change]:
             then, unknown = even(then, math.sqrt(at.factor)), abs(math.log(at.factor)) / 4
         shares_out = iterates(at) and count > 1 and not (at.measured.loader and at.measured.loader.made_by)
         divided = "a dataset that shares its samples out among workers (get_worker_info): else each gives all of them"
-        starts = not at.now.workers and made_anew(at)
+        starts, why = not at.now.workers and made_anew(at), _refused(at) or _why_workers(at, then)
+        if not more and isinstance(why, Vain) and at.measured.rates.start_share >= DATA_BOUND:
+            continue  # what fewer spare as an epoch begins is not known
         once = "the DataLoader made once: workers of one that is made anew start with every epoch"
         yield Change(
             family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
             effort=Effort.CODE if starts else Effort.SETTING, settings={"num_workers": count},
-            why=_refused(at) or _why_workers(at, then), extra_error=unknown,
+            why=why, extra_error=unknown,
             command=_workers_line(at, count) + "  # once, before the first epoch" * starts,
             cause=more and (waits or not at.now.workers), needs=divided if shares_out else once if starts else "",
         )  # fmt: skip
@@ -205,7 +215,7 @@ def _why_workers(at: Situation, then: Throughput) -> str:
     if binding == "cores":
         limit = f"the {cores:g} cores are then the limit: workers and trainer share them"
         return limit if gains else Vain(limit)
-    if surely(at, "blocked", "read") > WAITING:
+    if waiting_outside(at) > WAITING:
         outside = units.percent(share_of(at, "blocked", "read"))
         return f"a worker waits for something outside {outside} of its time, and needs no core meanwhile"
     if binding == "compute":

@@ -195,6 +195,10 @@ def script_command(recording: Recording, *before: str) -> str:
 
 def lines_of(recording: Recording, function: str) -> str:
     """What shows which lines of a function take the time. One that cannot be named (`<module>`, `__getitem__`: there
-    is none of that name in a module) is left to `--lines`, which times the script's own."""
+    is none of that name in a module) is left to `--lines`, which times the script's own. Both hand a loader's batches
+    on; of a loop that asks none, kernprof times all functions of the script until its end, or Ctrl-C."""
+    loader, first = recording.train_loader, (recording.script.argv or ["SCRIPT.py"])[0]
+    if (loader is None or loader.unwatched) and not launcher(recording):
+        return script_command(recording, "kernprof", "-l", "-v", "-p", first)
     named = bool(function) and "<" not in function and not function.startswith("__")
     return script_command(recording, "feedline", "profile", *(("--lines-of", function) if named else ("--lines",)))

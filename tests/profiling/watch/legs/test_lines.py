@@ -63,3 +63,25 @@ def test_a_loop_outside_any_function_is_told_so(work: Path) -> None:
         script(work, "for batch in DataLoader(data, batch_size=8):\n    pass\n"), legs=(), lines=True, steps=5
     )
     assert any("put it into one" in note or "none of the chosen functions ran" in note for note in found.notes)
+
+
+HAND_MADE = """
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+def train():
+    for _ in range(200):
+        model(torch.rand(8, 4)).sum().backward()
+        optimizer.step()
+
+train()
+"""
+
+
+def test_a_loop_that_asks_no_loader_is_told_what_times_its_lines(work: Path) -> None:
+    path = script(work, HAND_MADE)
+    found = seen(path, legs=(), lines=True, steps=20)
+    assert any("no lines: its batches come from no loader" in one and "kernprof -l -v" in one for one in found.notes)
+        "no lines: its batches come from no loader" in note and "kernprof -l -v" in note for note in found.notes
+    )
