@@ -225,6 +225,7 @@ class _Recipe:
         self._resize_px: int | None = None
         self._crop, self._px = "", 0
         self._flips, self._own, self._float = True, False, False
+        self._flip: Any = None
         self._tail: list[Any] = []
         for step in steps:
             self._read(step, _name(step))
@@ -261,7 +262,7 @@ class _Recipe:
             self._cut(step, name)
         elif name == "RandomHorizontalFlip" and self._flips and not self._own:
             self._augment |= {"train": True, "flip": float(step.p)}
-            self._flips = False
+            self._flips, self._flip = False, step
         elif self._crop and not self._float:
             self._tail.append(step)
             self._own = True
@@ -315,8 +316,9 @@ class _Recipe:
             self._augment["whole" if of_square else "crop_fraction"] = sides[0] / self._resize_px
             if name == "RandomCrop":
                 self._augment |= {"train": True, "scale": None}
-            elif self._augment["train"]:
-                raise _refused("RandomHorizontalFlip before CenterCrop", "write it behind the crop")
+            elif self._flip is not None:  # of the loader's own only random crops are mirrored
+                self._tail, self._own = [self._flip, *self._tail], True
+                self._augment |= {"train": False, "flip": 0.0}
             self._flips = self._flips and name == "RandomCrop"
 
 

@@ -33,7 +33,7 @@ def headline(measured: Measured, verdict: Judged) -> str:
     if bound == "data" and shares.data < THRESHOLDS["data"]:
         who = "the workers and other programs" if measured.machine.others_cores else "the workers"
         return f"{name}: {who} take the cores that the model needs."
-    model = "the model and its loss compute" if beside_model(measured.recording)[0] else "the model computes"
+    model = "the loop computes" if beside_model(measured.recording)[0] else "the model computes"
     words = {
         "data": f"the model waits for data {units.percent(shares.data)} of the time",
         "copy": f"{units.percent(shares.copy)} of the time goes into copies to the device",
@@ -63,7 +63,8 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
     beside, error, places = beside_model(measured.recording)
     if beside:
         most = f", most of them in {' and '.join(places)}" * bool(places)
-        sentences.append(f"Operations outside the model take {units.share(beside, error)} of the time{most}.")
+        taken = units.share(beside, error)
+        sentences.append(f"Operations in no module with weights take {taken} of the time{most}.")
     if where := measured.trainer.beside:
         cores = units.number(measured.trainer.beside_cores, 2)
         sentences.append(

@@ -33,7 +33,7 @@ class OpenFiles:
         self._last: dict[int, set[str]] = {}  # by process: what was open when something was, lately
         self._seen, self._opened = Counter[str](), Counter[str]()
         """Of each file, the looks that found it open, and those of them behind one at that process without it."""
-        self._dull, self._looks = set[tuple[int, str]](), 0
+        self._dull, self._looks, self._newest = set[tuple[int, str]](), 0, 0
         """Pipes and the like, which live long; asked again now and then."""
 
     @property
@@ -42,6 +42,7 @@ class OpenFiles:
         shares = [self._opened[path] / count for path, count in self._seen.items()]
         once = sum(count == 1 for count in self._seen.values())
         known = len(self.paths) < MOST_PATHS and once <= RARE * self._seen.total()
+        known = known and 2 * self._newest < self._looks  # else it may go through large files in turn
         return {"paths": [*self.paths], "changing": median(shares) if shares else None, "all": known}
 
     def look(self, pids: Iterable[int]) -> None:
@@ -50,6 +51,7 @@ class OpenFiles:
             self._dull.clear()
         for pid in pids:
             if paths := set(self._read_by(pid)):
+                self._newest = self._looks if paths - self.paths.keys() else self._newest
                 self.paths |= dict.fromkeys(islice(paths - self.paths.keys(), MOST_PATHS - len(self.paths)))
                 self._seen.update(paths & self.paths.keys())
                 self._opened.update(paths & self.paths.keys() - self._last.get(pid, paths))

@@ -23,6 +23,7 @@ from feedline.profiling.record.measurements import Gpu, Leg, Line, Reads, Series
 from feedline.profiling.record.plain import build, to_plain
 
 FORMAT_VERSION = 2
+AUGMENT = ("whole", "scale", "crop_fraction", "train")  # what of `LoaderSeen.augment` is known
 
 Phase = Literal["train", "eval", "other"]
 TrainerPart = Literal[
@@ -97,6 +98,11 @@ class LoaderSeen:
     refused: str | None = None
     """Why `Loader.like` cannot take its settings over, in words; "" where it can (own transforms were not tried),
     None where nobody asked."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.augment.items():
+            if name not in AUGMENT or not (value in (None, False) or 0.001 <= value <= 1):
+                raise ValueError(f"augment[{name!r:.40}] of a loader is {value!r:.40}")
 
     @property
     def stretched(self) -> bool:

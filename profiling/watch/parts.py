@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
+from typing import Any
 
 from feedline.profiling.record.stages import STAGES
 from feedline.profiling.watch.calls import called, discards, takes_gradient, variable
@@ -226,9 +227,19 @@ def generated(frame: FrameType) -> bool:
 
 def has_weights(frame: FrameType) -> bool:
     """Whether a module that has some is called there. Nothing of the module's own is asked."""
-    if not slashed(frame.f_code.co_filename).endswith(PLUMBING[0]):
+    return slashed(frame.f_code.co_filename).endswith(PLUMBING[0]) and _weighs(variable("self", frame, local=True))
+
+
+def of_module(frame: FrameType) -> bool:
+    """Whether it is a method of such a module, however it was called."""
+    if frame.f_code.co_varnames[:1] != ("self",):
         return False
-    due, seen = [variable("self", frame, local=True)], set[int]()
+    one = variable("self", frame, local=True)
+    return hasattr(one, "__dict__") and {"_parameters", "_modules"} <= vars(one).keys() and _weighs(one)
+
+
+def _weighs(module: Any) -> bool:
+    due, seen = [module], set[int]()
     with suppress(RuntimeError, LookupError, TypeError, AttributeError):  # it changes meanwhile; it is none
         while due:
             held = vars(due.pop())

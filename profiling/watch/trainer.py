@@ -22,7 +22,7 @@ from feedline.profiling.watch.data_files import dataset_files
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.facts import quietly
 from feedline.profiling.watch.loader_stats import LoaderStats
-from feedline.profiling.watch.parts import LoopCode, generated, has_weights, part, yields_batches
+from feedline.profiling.watch.parts import LoopCode, generated, has_weights, of_module, part, yields_batches
 from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.rules import (
     TRAINER,
@@ -227,14 +227,15 @@ class TrainerWatch:
         return False
 
     def _of_loss(self, frame: FrameType, place: Place) -> Place:
-        """A look at the forward pass, which is `loss` where a function that the loop calls asks torch in no model."""
+        """A look at the forward pass, which is `loss` where a function that the loop calls asks torch for something
+        in no module that has weights."""
         if place.stage != "forward" or not place.where:
             return place
         own = False
         for one in frames(frame):
             if one.f_code in self._loop.steps:
                 return Place("loss", place.where) if own else place
-            if has_weights(one) or generated(one):
+            if has_weights(one) or of_module(one) or generated(one):
                 break
             own = own or not (is_library(one.f_code.co_filename) or is_ours(one.f_code.co_filename))
         return place

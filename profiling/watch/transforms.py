@@ -41,7 +41,9 @@ def crops(steps: Sequence[Any]) -> dict[str, Any]:
     of `draw.regions.Augment`; {} where other steps crop, or others stand before."""
     resize, *behind = (step for step in steps if type(step).__name__ not in BEFORE_RESIZE)
     cuts = [step for step in behind if "crop" in type(step).__name__.lower()]
-    if type(resize).__name__ != "Resize" or len(cuts) > 1 or not all(map(_is_a_librarys, (resize, *cuts))):
+    if type(resize).__name__ != "Resize" or getattr(resize, "max_size", None) or cuts != behind[: len(cuts)]:
+        return {}
+    if len(cuts) > 1 or not all(map(_is_a_librarys, (resize, *cuts))):
         return {}
     square, resized_px = _side(resize)
     if not cuts:
@@ -56,9 +58,12 @@ def crops(steps: Sequence[Any]) -> dict[str, Any]:
 def crops_of(config: Any) -> dict[str, Any]:
     """Of feedline's own loader, the same."""
     augment = config.augment
+    if augment.of_resized is None:
+        return {}
+    still = {} if augment.train else {"train": False}
     if augment.whole:
-        return {"whole": augment.whole}
-    return {} if augment.scale else {"scale": None, "crop_fraction": augment.crop_fraction}
+        return {"whole": augment.whole} | still
+    return {"crop_fraction": augment.crop_fraction} | (still or {"scale": None})
 
 
 def _is_a_librarys(step: Any) -> bool:

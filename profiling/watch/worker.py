@@ -27,9 +27,9 @@ SAY_S = 3.0
 DATASET, INDICES, QUEUE, COLLATE, INIT, WORKER_ID, WORKERS = 1, 2, 3, 6, 9, 10, 11
 """Positions among the arguments of torch's _worker_loop, since 1.2."""
 UNDIVIDED = (
-    "a {} never asks in which of its {} workers it is: where it goes through all its samples each worker gives all "
-    "of them, and an epoch has each {} times. `info = torch.utils.data.get_worker_info()` in its __iter__ says it: "
-    "`itertools.islice(samples, info.id, None, info.num_workers)`"
+    "{0}.__iter__ does not call torch.utils.data.get_worker_info(): unless it divides its samples in another way, or "
+    "draws them at random, each of the {1} workers gives all of them, and an epoch has every sample {1} times. To "
+    "divide them: `info = get_worker_info()`, `itertools.islice(samples, info.id, None, info.num_workers)`"
 )
 
 
@@ -67,8 +67,8 @@ class WorkerEntry:
                 worker = kwargs.get("worker_id", args[WORKER_ID] if len(args) > WORKER_ID else 0)
                 watch = WorkerWatch(self, worker, args[QUEUE], dataset)
                 if _is_iterable(dataset) and len(args) > WORKERS and args[WORKERS] > 1 and args[INIT] is None:
-                    watch.undivided = UNDIVIDED.format(type(dataset).__name__, args[WORKERS], args[WORKERS])
-                    home.WorkerInfo = _telling(home.WorkerInfo, watch)
+                    watch.undivided = UNDIVIDED.format(type(dataset).__name__, args[WORKERS])
+                    _telling(home.WorkerInfo, watch)
                 queues = WatchedQueue(args[INDICES], watch), WatchedQueue(args[QUEUE], watch, watch.count)
             args = (*args[:INDICES], *queues, *args[QUEUE + 1 :])
         except Exception:
@@ -201,13 +201,14 @@ def _is_iterable(dataset: Any) -> bool:
                for kind in type(dataset).__mro__)  # fmt: skip
 
 
-def _telling(info: type[Any], watch: WorkerWatch) -> type[Any]:
-    """torch's WorkerInfo, which tells that it was asked."""
+def _telling(info: Any, watch: WorkerWatch) -> None:
+    """Has torch's WorkerInfo tell that it was asked; it stays the class that it is, for it may be pickled."""
+    plain = info.__getattribute__
 
-    class WorkerInfo(info):
-        def __getattribute__(self, name: str) -> Any:
-            if name in ("id", "num_workers", "seed"):
-                watch.undivided = ""
-            return super().__getattribute__(name)
+    def asked(self: Any, name: str) -> Any:
+        if name in ("id", "num_workers", "seed"):
+            watch.undivided = ""
+        return plain(self, name)
 
-    return WorkerInfo
+    replaced: Any = asked
+    info.__getattribute__ = replaced

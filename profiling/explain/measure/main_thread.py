@@ -180,10 +180,19 @@ def busiest_places(recording: Recording, parts: Sequence[str] = ()) -> list[str]
 
 def beside_model(recording: Recording) -> tuple[float, float, list[str]]:
     """The share of the main threads' time in what the script's own loss asks of torch, its error, and where most of
-    it is; nothing where it may be none, or on a device, where the operations take another time."""
+    it is; nothing where it may be none, its backward pass included, or on a device, where operations take another
+    time."""
     (share, error), places = looked(recording, ("loss",)), busiest_places(recording, ("loss",))
-    known = recording.compute.device == "cpu" and share - ERRORS_90 * error >= LEAST_BESIDE
-    return (share, error, places) if known else (0.0, 0.0, [])
+    known = recording.compute.device == "cpu" and share - ERRORS_90 * error > 0
+    notable = known and (share - ERRORS_90 * error) * (1 + of_backward(recording)) >= LEAST_BESIDE
+    return (share, error, places) if notable else (0.0, 0.0, [])
+
+
+def of_backward(recording: Recording) -> float:
+    """What the backward pass of that loss takes over what the loss does, if all operations go backward alike."""
+    parts = parts_of(recording)
+    ahead = parts.get("forward", 0.0) + parts.get("loss", 0.0)
+    return parts.get("backward", 0.0) / ahead if ahead else 0.0
 
 
 def class_of(function: str) -> str:

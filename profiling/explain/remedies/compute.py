@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from feedline.pipeline.base.process import KEPT_BYTES, OLD_MOST_BYTES
 from feedline.pipeline.base.text import count_of
-from feedline.profiling.explain.measure.main_thread import beside_model, busiest_places
+from feedline.profiling.explain.measure.main_thread import beside_model, busiest_places, of_backward, parts_of
 from feedline.profiling.explain.measure.rates import ERRORS_90, median_rate
 from feedline.profiling.explain.measure.shared_cores import CROWDED
 from feedline.profiling.explain.measure.situation import COPY_BOUND, DATA_BOUND, TRAINER_BOUND, Situation
@@ -23,6 +23,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Effort,
     Remedy,
     Vain,
+    error_between,
     launcher,
     lines_of,
     loader_line,
@@ -96,14 +97,22 @@ def own_operations(at: Situation) -> Iterable[Change]:
         return
     functions = list(dict.fromkeys(map(function_of, places)))
     name = functions[0].rpartition(":")[2] if functions else ""
-    left = 1.0 - min(1.0, share / (1.0 - min(at.measured.trainer.shares.data, 0.9)))
-    then = replace(at.now, step_s=left * at.now.step_s, trainer_cpu_s=left * at.now.trainer_cpu_s)
-    where = " and ".join(places) or "the script's own functions"
-    why = f"{units.percent(share)} of the time is in operations that {where} asks torch for, outside the model: "
-    why += f"each has a cost of its own, however small it is, and NumPy's is less; {AT_MOST}"
-    yield Change(family="loss", remedy="fewer operations outside the model", then=then, effort=Effort.CODE, why=why,
+    working = 1.0 - min(at.measured.trainer.shares.data, 0.9)
+    backward = parts_of(at.recording).get("backward", 0.0)
+    alike, most = (min(0.9, (share + each) / working) for each in (share * of_backward(at.recording), backward))
+    then, least = (replace(at.now, step_s=(1 - gone) * at.now.step_s, trainer_cpu_s=(1 - gone) * at.now.trainer_cpu_s)
+                   for gone in (alike, most))  # fmt: skip
+    where = " and ".join(places) or "functions of the script"
+    why = (
+        f"{units.percent(share)} of the time is in operations that {where} asks torch for, in no module with weights"
+    )
+    why += (
+        f", and their backward pass takes more: a few on whole tensors cost less than many on small ones; {AT_MOST}"
+    )
+    yield Change(family="loss", remedy="fewer, larger operations", then=then, effort=Effort.CODE, why=why,
                  command=lines_of(at.recording, name), target=" and ".join(functions), at_most=True,
-                 extra_error=math.hypot(0.1, error / (1 - min(share, 0.9))), ceiling_times=math.inf)  # fmt: skip
+                 extra_error=math.hypot(0.1, error / (1 - min(share, 0.9)), error_between(least, then)),
+                 ceiling_times=math.inf)  # fmt: skip
 
 
 def hidden_synchronisations(at: Situation) -> Iterable[Change]:

@@ -59,7 +59,8 @@ TENSORS = Cure(ON_ARRAYS, ONE_THREAD +
                0.65, needs=ALBUMENTATIONS)  # fmt: skip
 RESIZED = Cure("on uint8 tensors", "from torchvision.transforms import v2 as transforms  # ToImage() first", 0.6)
 ONE = Cure("one operation on each picture", "RandAugment(num_ops=1)  # in its place", 0.55,
-           changes="pictures are changed by one operation: a weaker augmentation")  # fmt: skip
+           changes="pictures are changed by one operation: a weaker augmentation",
+           needs="the default of two operations (num_ops=2) now")  # fmt: skip
 ONE_OPERATION = {
     "randaugment": (ONE, ONE._replace(left=0.7)),
     "autoaugment": (ONE._replace(left=0.7), ONE._replace(left=0.6)),

@@ -261,7 +261,7 @@ def _changes(at: Situation, loader: LoaderSeen, trial: Trial) -> Iterable[str]:
             still = not (trains(at) and loader.augment.get("train", True))
             what = "whole pictures" if loader.augment.get("whole") == 1 else "the middles" if still else "crops"
             what += " stretched to squares" if loader.stretched else ""
-            mirrored = ", half of them mirrored" if mirrors(loader) and not still else ""
+            mirrored = f", {'none' if still else 'half'} of them mirrored" if mirrors(loader) else ""
             yield f"{what} are RGB and bilinear{mirrored if trains(at) else ', in the order of the shards'}"
         else:
             yield OWN_CROPS if trains(at) else MIDDLES

@@ -35,6 +35,10 @@ MIDDLE = {"train": False, "crop_fraction": 0.875}
         ({"Resize": {"size": 64}, "RandomResizedCrop": {"size": (56, 56)}}, {}),
         ({"Resize": {"size": 64}, "CenterCrop": {"size": 60}, "RandomCrop": {"size": 56}}, {}),
         ({"Pad": {}, "Resize": {"size": 64}, "RandomCrop": {"size": (56, 56)}}, {}),
+        ({"Resize": {"size": (64, 64)}, "Pad": {}, "RandomCrop": {"size": (64, 64)}}, {}),
+        ({"Resize": {"size": (64, 64)}, "RandomRotation": {}, "RandomCrop": {"size": (56, 56)}}, {}),
+        ({"Resize": {"size": 64, "max_size": 80}, "RandomCrop": {"size": (56, 56)}}, {}),
+        ({"Resize": {"size": (64, 64)}, "RandomCrop": {"size": (56, 56)}, "ColorJitter": {}}, {"whole": 0.875}),
     ],
 )  # fmt: skip
 def test_how_squares_are_cut_is_known_by_resize_and_crop(steps: dict[str, Any], augment: dict[str, Any]) -> None:
@@ -48,6 +52,7 @@ def test_how_squares_are_cut_is_known_by_resize_and_crop(steps: dict[str, Any], 
     ("augment", "known"),
     [
         (None, {}), (Augment(), {}), (Augment(scale=None), CUT), (Augment(whole=0.5, flip=0.0), {"whole": 0.5}),
+        (Augment(train=False), MIDDLE), (Augment(train=False, whole=1), {"whole": 1, "train": False}),
     ],
 )  # fmt: skip
 def test_how_feedlines_loader_cuts_is_known(augment: Augment | None, known: dict[str, Any]) -> None:

@@ -117,5 +117,16 @@ def test_workers_that_all_give_every_sample_are_told_of(divided: bool, workers: 
     with Profile(resources=False) as seen:
         for _ in DataLoader(Stream(divided=divided), batch_size=4, num_workers=workers, worker_init_fn=init):
             pass
-    said = [note for note in seen.recording.notes if "in which of its 2 workers" in note]
+    said = [note for note in seen.recording.notes if "each of the 2 workers gives all" in note]
     assert len(said) == told
+
+
+class Signed(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([get_worker_info()] * 4)
+
+
+def test_what_torch_says_of_a_worker_may_still_be_sent() -> None:
+    with Profile(resources=False):
+        given = list(DataLoader(Signed(), batch_size=None, num_workers=2))
+    assert sorted(one.id for one in given) == [0] * 4 + [1] * 4

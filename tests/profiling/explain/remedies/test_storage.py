@@ -132,7 +132,7 @@ def test_whole_pictures_stretched_to_squares_are_stored_as_what_the_script_shows
         ({"whole": 0.8}, True, "whole=64/80",
          "crops stretched to squares are RGB and bilinear, half of them mirrored"),
         ({"train": False, "crop_fraction": 0.8}, True, "train=False, crop_fraction=64/80",
-         "the middles are RGB and bilinear"),
+         "the middles are RGB and bilinear, none of them mirrored"),
     ],
 )  # fmt: skip
 def test_crops_of_one_size_are_cut_as_the_script_does(

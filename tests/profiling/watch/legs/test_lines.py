@@ -83,5 +83,3 @@ def test_a_loop_that_asks_no_loader_is_told_what_times_its_lines(work: Path) -> 
     path = script(work, HAND_MADE)
     found = seen(path, legs=(), lines=True, steps=20)
     assert any("no lines: its batches come from no loader" in one and "kernprof -l -v" in one for one in found.notes)
-        "no lines: its batches come from no loader" in note and "kernprof -l -v" in note for note in found.notes
-    )
