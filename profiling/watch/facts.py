@@ -82,13 +82,17 @@ def node_workers(loader: Any) -> int | None:
 def own_code(loader: Any) -> str | None:
     """What of a dataset is code of its own, which `Loader.like` therefore refuses; None where it is torchvision's."""
     dataset = getattr(loader, "dataset", None)
-    kinds = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(dataset).__mro__]
-    iterates = ("torch", "IterableDataset") in kinds  # torch's own rule: others are asked for indices
-    for name in (*(["__iter__"] if iterates else []), "__getitems__", "__getitem__"):
+    for name in (*(["__iter__"] if iterates(dataset) else []), "__getitems__", "__getitem__"):
         home = str(getattr(getattr(type(dataset), name, None), "__module__", None) or "torchvision.")
         if not home.startswith(("torchvision.", "torch.utils.data.dataset")):
             return f"{type(dataset).__name__}.{name} is code of its own"
     return None
+
+
+def iterates(dataset: Any) -> bool:
+    """By torch's own rule: others are asked for indices."""
+    kinds = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(dataset).__mro__)
+    return ("torch", "IterableDataset") in kinds
 
 
 def refused(loader: Any) -> str | None:

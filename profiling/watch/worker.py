@@ -19,7 +19,7 @@ from typing import Any
 from feedline.profiling.record.journal import Journal
 from feedline.profiling.watch.batches import sizes
 from feedline.profiling.watch.evidence import HelperThread, ThreadEvidence
-from feedline.profiling.watch.facts import Keeps
+from feedline.profiling.watch.facts import Keeps, iterates
 from feedline.profiling.watch.rules import Place, classify, frames
 from feedline.profiling.watch.sampler import WORKER_HZ, StackSampler, TimeSums
 
@@ -66,7 +66,7 @@ class WorkerEntry:
             else:
                 worker = kwargs.get("worker_id", args[WORKER_ID] if len(args) > WORKER_ID else 0)
                 watch = WorkerWatch(self, worker, args[QUEUE], dataset)
-                if _is_iterable(dataset) and len(args) > WORKERS and args[WORKERS] > 1 and args[INIT] is None:
+                if iterates(dataset) and len(args) > WORKERS and args[WORKERS] > 1 and args[INIT] is None:
                     watch.undivided = UNDIVIDED.format(type(dataset).__name__, args[WORKERS])
                     _telling(home.WorkerInfo, watch)
                 queues = WatchedQueue(args[INDICES], watch), WatchedQueue(args[QUEUE], watch, watch.count)
@@ -194,11 +194,6 @@ class WatchedQueue:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
-
-
-def _is_iterable(dataset: Any) -> bool:
-    return any((kind.__module__.partition(".")[0], kind.__name__) == ("torch", "IterableDataset")
-               for kind in type(dataset).__mro__)  # fmt: skip
 
 
 def _telling(info: Any, watch: WorkerWatch) -> None:

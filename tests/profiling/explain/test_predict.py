@@ -32,7 +32,6 @@ from tests.profiling.remedy_runs import (
     trials_of,
     waiting_outside,
     with_loader,
-    with_trainer,
     with_workers,
     without_loader,
 )
@@ -156,35 +155,6 @@ def test_a_loader_that_is_made_anew_for_each_epoch_is_to_be_made_once() -> None:
         found = first(with_loader(seen, persistent_workers=kept, made=len(PASSES)))
         assert (found.remedy, found.effort, found.settings) == ("one DataLoader for all epochs", Effort.CODE, {})
     assert not of_family(with_loader(seen, persistent_workers=True, made=1), "persistent")
-
-
-def test_fewer_workers_are_not_called_vain_where_their_starts_are_waited_for() -> None:
-    for start_s, said in ((0.0, True), (4.0, False)):
-        seen = made(wait_s=0.02, compute_s=0.05, workers=4, passes=[replace(one, start_s=start_s) for one in PASSES])
-        assert any(one.remedy == "num_workers=2" for one in found_in(seen)) is said
-
-
-def test_reading_that_computes_wants_cores_and_no_more_workers_than_these() -> None:
-    """As gzip in an HDF5 file does."""
-    for cpu_s, more in ((0.0001, True), (0.0045, False)):
-        stages = {"decode": 0.0004, "read": 0.0046}
-        cpu = {"decode": 0.0004, "read": cpu_s}
-        seen = made(wait_s=0.08, compute_s=0.01, stages=stages, stages_cpu=cpu, cores=2)
-        assert any(one.remedy == "num_workers=16" for one in found_in(seen)) is more
-
-
-def test_lines_of_a_loop_without_a_loader_are_for_kernprof() -> None:
-    seen = without_loader(python=0.8, forward=0.2)
-    seen = with_trainer(seen, functions={"python train.py:log:9": 5.0})
-    assert first(seen).command == "kernprof -l -v -p train.py train.py"
-
-
-def test_workers_of_a_loader_that_is_made_anew_want_it_made_once() -> None:
-    seen = replace(made(wait_s=0.04, compute_s=0.04, workers=0, stages={"decode": 0.001}), passes=PASSES)
-    for count, once in ((1, False), (len(PASSES), True)):
-        found = next(one for one in of_family(with_loader(seen, made=count), "workers"))
-        assert ("made once" in found.needs) is ("# once, before the first epoch" in found.command) is once
-        assert found.effort == (Effort.CODE if once else Effort.SETTING)
 
 
 def test_workers_are_to_live_on_where_their_dataset_keeps_samples() -> None:
