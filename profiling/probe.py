@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -52,8 +52,9 @@ def _start(journal: Journal, config: StudyConfig) -> tuple[Capture, Hooks]:
 
     def at_exit() -> None:
         if os.getpid() == capture.pid:
-            capture.leave("error" if capture.error else "itself")
-            capture.end()
+            with suppress(KeyboardInterrupt):  # no traceback of ours: what is written will do
+                capture.leave("error" if capture.error else "itself")
+                capture.end()
 
     Endings(capture, hooks.patches, at_exit)
     hooks.install()

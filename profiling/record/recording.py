@@ -88,6 +88,7 @@ class LoaderSeen:
     """torch's, at least so many: a worker sends each on its own."""
     made: int = 1
     """How many objects took this place one after the other: a script may make its loader anew for every epoch."""
+    datasets: int = 1  # how many datasets these have had one after the other
     made_by: str = ""
     """The library that made it for the script (`loader_kinds.MADE_BY`); "" where the script did."""
     background: bool = False

@@ -175,6 +175,10 @@ class Keeps:
         self._dataset = quietly(lambda: weakref.ref(dataset))
         self._before = _held(dataset)
 
+    def is_of(self, dataset: Any) -> bool:
+        """Whether it is the same object, as far as is known."""
+        return self._dataset is None or self._dataset() is dataset
+
     def grown(self) -> dict[str, int]:
         """How many samples more than at first, by where."""
         dataset = self._dataset() if self._dataset is not None else None
@@ -286,12 +290,15 @@ class Loaders:
             former = (before for before, of in enumerate(self._roles) if of == its and before not in alive)
             number = next(former, len(self.about))
             if number == len(self.about):
-                self.about.append({"id": number, "kind": kind, "made": 0, **its[1]})
+                self.about.append({"id": number, "kind": kind, "made": 0, "datasets": 0, **its[1]})
                 self.about[number]["made_by"] = made_by(sys._getframe(1), one)
                 if kind == "torch" and (own := own_code(one)):
                     self.about[number]["refused"] = own
                 self._roles.append(its)
-                self._keeps[number] = Keeps(quietly(lambda: getattr(one, "dataset", None)))
+            dataset = quietly(lambda: getattr(one, "dataset", None))
+            if number not in self._keeps or not self._keeps[number].is_of(dataset):
+                self._keeps[number] = Keeps(dataset)
+                self.about[number]["datasets"] += 1
             self.about[number]["made"] += 1
             with suppress(TypeError):
                 self._numbers[one] = number

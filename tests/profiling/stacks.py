@@ -205,8 +205,11 @@ def running(function: Callable[[threading.Event], Any]) -> Generator[Callable[[]
     thread.start()
     evidence = ThreadEvidence(thread.native_id)
     time.sleep(0.1)
-    yield lambda: (sys._current_frames()[thread.ident or 0], evidence)
-    over.set()
+    try:
+        yield lambda: (sys._current_frames()[thread.ident or 0], evidence)
+    finally:
+        over.set()
+        thread.join()
 
 
 def caught(

@@ -122,6 +122,24 @@ def test_how_a_script_ended(tmp_path: Path, text: str, by: str) -> None:
     assert profile([str(script(tmp_path, text))]).recording.script.ended_by == by
 
 
+def test_a_ctrl_c_as_the_interpreter_ends_shows_nothing_of_ours(profiled: Profiled, tmp_path: Path) -> None:
+    script(
+        tmp_path,
+        """
+        import signal
+        from feedline.profiling import probe
+
+        end = probe._active.end
+        def interrupted():
+            signal.raise_signal(signal.SIGINT)
+            end()
+        probe._active.end = interrupted
+    """,
+    )
+    done = profiled("script.py", cwd=tmp_path)
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "KeyboardInterrupt" not in done.stderr
+
+
 def test_what_is_left_out_after_a_failure_is_said(profiled: Profiled, tmp_path: Path) -> None:
     script(tmp_path, "raise ValueError")
     done = profiled("--legs", "--lines", "--json", "out.json", "script.py", cwd=tmp_path)

@@ -33,6 +33,7 @@ SOME = 1.02  # less is no gain
 MOST_AHEAD = 64  # batches that a worker may be asked to have ready
 NUM_SAMPLES = tuple(f"torch.utils.data.sampler:{kind}Sampler." for kind in ("Random", "WeightedRandom"))  # take it
 TORCHS_NONE = "DataLoader(…, num_workers=0)"  # which refuses what is of workers
+ONE_DATASET = "one dataset for all epochs: the script makes another with each, which may hold other samples"
 NO_WAIT = Vain("the loop hardly waits for data")
 
 
@@ -147,6 +148,7 @@ def other_workers(at: Situation) -> Iterable[Change]:
         if not more and isinstance(why, Vain) and at.measured.rates.start_share >= DATA_BOUND:
             continue  # what fewer spare as an epoch begins is not known
         once = "the DataLoader made once: workers of one that is made anew start with every epoch"
+        once += f"; and {ONE_DATASET}" * datasets_anew(at)
         yield Change(
             family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
             effort=Effort.CODE if starts else Effort.SETTING, settings={"num_workers": count},
@@ -163,6 +165,12 @@ def made_anew(at: Situation) -> bool:
         return False
     passes = 1 + max((epoch.epoch for epoch in at.recording.passes if epoch.loader == loader.id), default=0)
     return loader.made > max(1.0, ANEW * passes)
+
+
+def datasets_anew(at: Situation) -> bool:
+    """Whether it makes another dataset with each, which may hold other samples."""
+    loader = at.measured.loader
+    return loader is not None and loader.datasets > max(1.0, ANEW * loader.made)
 
 
 def _refused(at: Situation) -> Vain | None:

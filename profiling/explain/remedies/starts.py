@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from feedline.profiling.explain.measure.situation import HARDLY, Situation
 from feedline.profiling.explain.measure.workers import kept
-from feedline.profiling.explain.remedies.own_loader import iterates, made_anew
+from feedline.profiling.explain.remedies.own_loader import ONE_DATASET, datasets_anew, iterates, made_anew
 from feedline.profiling.explain.remedies.remedy import AT_MOST, Change, Effort, Remedy, Vain, lines_of, loader_line
 from feedline.profiling.record import units
 
@@ -49,12 +49,13 @@ def faster_starts(at: Situation) -> Iterable[Change]:
             why = f"what its dataset keeps of samples ({where}) is lost as the workers end with each epoch: at "
             why += "most this, once every worker has all of them"
             then = replace(then, worker_s=KEPT * now.worker_s, worker_cpu_s=KEPT * now.worker_cpu_s)
+        others = anew and datasets_anew(at)
         vain = now.epoch_start_s < HARDLY * whole_s and not places
         yield Change(
             family="persistent", remedy="one DataLoader for all epochs" if anew else "persistent_workers=True",
             effort=Effort.CODE if anew else Effort.SETTING, extra_error=0.02,
             then=then, cause=cause or bool(places), at_most=bool(places), why=Vain(why) if vain else why,
-            needs="memory for what is kept, once for each worker" if places else "",
+            needs="memory for what is kept, once for each worker" if places else ONE_DATASET if others else "",
             command=kept_line + "  # once, before the first epoch" * anew,
             settings={} if anew else {"persistent_workers": True},
             changes=SET_BETWEEN if loader.kind != "feedline" else "",

@@ -154,6 +154,9 @@ def test_a_loader_that_is_made_anew_for_each_epoch_is_to_be_made_once() -> None:
     for kept in (False, True):
         found = first(with_loader(seen, persistent_workers=kept, made=len(PASSES)))
         assert (found.remedy, found.effort, found.settings) == ("one DataLoader for all epochs", Effort.CODE, {})
+        assert not found.needs
+    others = first(with_loader(seen, made=len(PASSES), datasets=len(PASSES)))
+    assert others.needs.startswith("one dataset for all epochs") and others.remedy == found.remedy
     assert not of_family(with_loader(seen, persistent_workers=True, made=1), "persistent")
 
 

@@ -75,6 +75,16 @@ def test_two_loaders_of_which_the_script_has_iterators_alone_are_two() -> None:
     assert [one.made for one in seen.recording.loaders] == [2, 2]
 
 
+def test_a_loader_that_is_made_anew_may_have_another_dataset_each_time() -> None:
+    with Profile(resources=False) as seen:
+        kept = data()
+        for make in (data, lambda: kept):
+            for _ in range(3):
+                for _ in DataLoader(make(), batch_size=8):
+                    pass
+    assert [(one.made, one.datasets) for one in seen.recording.loaders] == [(6, 4)]
+
+
 def test_an_iterator_that_is_made_anew_before_its_end_is_one_loader_s() -> None:
     with Profile(resources=False) as seen:
         for _ in range(4):
