@@ -98,12 +98,13 @@ def launched(config: StudyConfig, report: Report = lambda _: None) -> Generator[
         sampler = ResourceSampler(child.pid, origin=origin, scopes=lambda pids: scopes(journal, pids),
                                   tell_files=lambda files: journal.write("files", files))  # fmt: skip
         sampler.start()
+        stopped = False
         try:
             with interrupts.passed_on_to(child, journal):
                 code, stopped = _wait(child, journal, sampler, report)
         finally:
             sampler.stop()
-            _end_processes(journal, child)
+            _end_processes(journal, child, everything=stopped)
         if (apart := journal.read("apart")) is not None:
             here = f"{apart['here']} of {apart['ranks']} ranks run on this machine"
             must = "and all must leave a timed or diagnostic run together"
@@ -215,15 +216,16 @@ def _why_to_end(journal: Journal, seconds: float, idle_s: float) -> str:
     return "the script was told to stop and has not ended" if over else ""
 
 
-def _end_processes(journal: Journal, child: "subprocess.Popen[bytes]") -> None:
+def _end_processes(journal: Journal, child: "subprocess.Popen[bytes]", *, everything: bool) -> None:
     """The script's loader workers end with it; one that hangs is killed, so that no process is left. Of a script that
-    is still there nothing at all is left."""
+    is still there, or was terminated (`everything`), nothing at all is left."""
     if child.poll() is None:
         _kill([psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)])
         child.wait()
         _kill(_of_run(journal.folder, psutil.pids()))
         return
-    alive = _of_run(journal.folder, [worker["pid"] for worker in journal.all("worker-")])
+    numbers = psutil.pids() if everything else [worker["pid"] for worker in journal.all("worker-")]
+    alive = _of_run(journal.folder, numbers)
     _, left = psutil.wait_procs(list(alive), timeout=GRACE_S)
     _kill(left)
 

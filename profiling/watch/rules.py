@@ -126,7 +126,7 @@ WORKER = Rules(
                    r"|_?pickle\.\S*loads?|_json\.\S*[sS]can\S*|(msgpack|orjson)\b\S*(unpack|load)\S*"
                    r"|cv2\.im(de|re)\w+|(simplejpeg|_?turbojpeg|imagecodecs|nvidia)\b.*|.*\bdecode_(jpe?g|png|image)"),
         ("read", r"_?io\.\S*(open|read\w*|seek)|builtins\.open"
-                 r"|(posix|nt|mmap)\.\S*(open|read\w*|stat|scandir|listdir|mmap\S*)|(h5py|lmdb|zarr|pyarrow|sqlite3|_sqlite3|_socket|_ssl)\b.*|numpy\.(fromfile|memmap)"),
+                 r"|(posix|nt|mmap)\.\S*(open|read\w*|stat|scandir|listdir|mmap\S*)|(h5py|lmdb|zarr|pyarrow|_socket|_ssl)\b.*|numpy\.(fromfile|memmap)"),
     ),
 )  # fmt: skip
 TRAINER = Rules(
@@ -165,11 +165,13 @@ TRAINER = Rules(
     ),
 )  # fmt: skip
 COMPOSERS = (
-    r"/torchvision/transforms/(transforms|v2/_container)\.py:Compose\.(__call__|forward)"
+    r"/torchvision/transforms/(transforms|v2/_container)\.py:(Compose|Random(Apply|Choice|Order))\.(__call__|forward)"
     r"|/albumentations/core/composition\.py:\w+\.__call__"
     r"|/monai/transforms/compose\.py:|/torchio/transforms/.*/composition\.py:|/ultralytics/data/augment\.py:Compose\."
 )
 """Frames (file:qualified name) that call one transform after the other: the frame they called is the transform."""
+PARSES = r"/numpy/lib/_?npyio\w*\.py:(_read|loadtxt|genfromtxt|fromregex)$|/pandas/io/"
+"""Frames of libraries that read text: what that takes is the parsing."""
 BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
 """What a worker's thread is blocked in -> the stage, where no rule knows better."""
 FETCH = "/torch/utils/data/_utils/fetch.py"
@@ -196,7 +198,8 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
         code = one.f_code
         if is_ours(code.co_filename):
             continue
-        stage, unpacks = WORKER.stage_of(code, one.f_lineno), False
+        unpacks = is_in(code, PARSES)
+        stage = "decode" if unpacks else WORKER.stage_of(code, one.f_lineno)
         if stage in (None, "read") and one is frame and (call := called(one)):
             told = WORKER.stage_of_call(call)  # an archive's members are unpacked
             unpacks, stage = told == "decode", told if told == "decode" else stage or told

@@ -42,6 +42,7 @@ from feedline.profiling.watch.sampler import TRAINER_HZ, StackSampler, TimeSums
 
 PIN_LOOP, PIN = "_pin_memory_loop", "pin_memory"
 """torch's functions: the pinning thread's loop, and what pins a batch in it."""
+STEP = "training_step"  # Lightning's name for what stands in the loop elsewhere, a method of what holds the model
 LOADER, DRAW = "/torch/utils/data/dataloader.py", "_next_index"  # torch's function that asks a sampler
 NETWORK = r"_?(socket|ssl)\b.*"  # calls that wait for it
 MOST_THREADS = 16
@@ -233,7 +234,7 @@ class TrainerWatch:
             return place
         own = False
         for one in frames(frame):
-            if one.f_code in self._loop.steps:
+            if one.f_code in self._loop.steps or (one.f_code.co_name == STEP and of_module(one)):
                 return Place("loss", place.where) if own else place
             if has_weights(one) or of_module(one) or generated(one):
                 break

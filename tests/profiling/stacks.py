@@ -209,7 +209,6 @@ def running(function: Callable[[threading.Event], Any]) -> Generator[Callable[[]
         yield lambda: (sys._current_frames()[thread.ident or 0], evidence)
     finally:
         over.set()
-        thread.join()
 
 
 def caught(

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("torch")
@@ -235,6 +236,18 @@ def test_a_script_that_hangs_as_it_ends_is_terminated(tmp_path: Path, monkeypatc
     done = study(caught(tmp_path, text), said.append)
     assert (done.status, done.recording.script.ended_by) == (0, "steps")
     assert said[-1] == "the script was told to stop and has not ended: it is terminated"
+
+
+@pytest.mark.slow
+def test_what_a_script_that_is_terminated_has_started_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "LEAVE_S", 0.5)
+    monkeypatch.setattr(launch, "IDLE_MOST_S", 1.0)
+    text = "import multiprocessing\nmaker = multiprocessing.Process(target=time.sleep, args=(600,))\nmaker.start()\n"
+    text += "pathlib.Path(sys.argv[1]).write_text(str(maker.pid))\ntrain()\n"
+    study(caught(tmp_path, text))
+    assert not psutil.pid_exists(int((tmp_path / "saved").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def fill(places: Any = PLACES, **changes: Any) -> tuple[int, int]:
         {"places": np.zeros((1, 8, 8, 3), np.uint8)[..., ::-1]},
         {"places": HUGE},
     ],
-    ids=repr,
+    ids="-".join,
 )
 def test_a_wrong_argument_is_a_value_error(wrong: dict[str, Any]) -> None:
     assert fill()[0] == 1

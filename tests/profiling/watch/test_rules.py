@@ -2,11 +2,13 @@
 
 import io
 import json
+import sqlite3
 import sys
 import threading
 import time
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -159,7 +161,7 @@ def test_transforms_go_by_the_name_that_compose_called() -> None:
 
     transforms.Compose([Probe(), transforms.RandomApply([Probe()], p=1.0)])(None)
     assert found[0].stage == "transform"
-    assert found[0].transform == "Probe"
+    assert [place.transform for place in found] == ["Probe", "Probe"]  # what it applies, not RandomApply
 
 
 def test_a_transform_goes_by_its_own_name_and_not_by_its_decorators() -> None:
@@ -324,6 +326,33 @@ def test_what_a_library_parses_or_inflates_is_told_of_the_function_that_asks(tmp
         places = {classify(look()[0]) for _ in range(60) if not time.sleep(0.005)}
     places = {place for place in places if place.stage == "decode"}
     assert places and all(place.where == "test_rules.py:asks" for place in places)
+
+
+def test_text_that_numpy_parses_is_no_reading(tmp_path: Path) -> None:
+    np.savetxt(tmp_path / "points.txt", np.random.default_rng(0).random((4000, 8)))
+
+    def asks(over: threading.Event) -> None:
+        while not over.is_set():
+            np.loadtxt(tmp_path / "points.txt")
+            np.genfromtxt(tmp_path / "points.txt", max_rows=100)
+
+    with running(asks) as look:
+        places = Counter(classify(look()[0]) for _ in range(60) if not time.sleep(0.005))
+    assert places.most_common(1)[0][0] == Place("decode", "test_rules.py:asks")
+
+
+@pytest.mark.parametrize("asks", ["picks", "__getitem__"])
+def test_a_query_of_the_datasets_own_is_what_prepares_a_sample(asks: str) -> None:
+    """A scan of a whole table computes; a faster disk does nothing for it."""
+    data, found = pytest.importorskip("torch.utils.data"), list[Place]()
+    base = sqlite3.connect(":memory:")
+    base.create_function("seen", 0, lambda: found.append(classify(sys._getframe(1))))
+    lines = f"class Rows:\n  def {asks}(self, index):\n    return BASE.execute('select seen()').fetchall()\n"
+    lines += "  def __getitem__(self, index):\n    return self.picks(index)\n" * (asks == "picks")
+    made: dict[str, Any] = {"BASE": base}
+    exec(compile(lines, "rows.py", "exec"), made)
+    list(data.DataLoader(made["Rows"](), sampler=[0], collate_fn=list))
+    assert {(place.stage, place.where) for place in found} == {("transform", f"rows.py:Rows.{asks}")}
 
 
 def test_what_a_library_s_dataset_inflates_is_not_told_of_the_loop_around_it(tmp_path: Path) -> None:

@@ -510,6 +510,33 @@ class Farthest(torch.nn.Module):
         return torch.stack([(scores[row] - scores[0]).pow(2).sum() for row in range(1, 200)]).amax()
 
 
+class Lit(torch.nn.Module):
+    """As of Lightning: what stands in the loop elsewhere is a method of what holds the model."""
+
+    def __init__(self, model: torch.nn.Module, criterion: torch.nn.Module | None) -> None:
+        super().__init__()
+        self.model, self.criterion = model, criterion
+
+    def training_step(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.model(x)
+        return self.criterion(scores) if self.criterion else scores.pow(2).mean()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_operations_of_a_loss_in_lightnings_training_step_are_told_from_the_model(own: bool) -> None:
+    deep = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(100)])
+    lit = Lit(torch.nn.Linear(64, 64) if own else deep, Farthest() if own else None)
+    optimizer = torch.optim.SGD(lit.parameters(), lr=1e-4)
+    with Profile(resources=False) as seen:
+        for (x,) in DataLoader(torch.utils.data.TensorDataset(torch.rand(300 * 200, 64)), batch_size=200):
+            optimizer.zero_grad()
+            lit.training_step(x).backward()
+            optimizer.step()
+    (trainer,) = seen.recording.trainers
+    assert (trainer.stages.get("loss", 0.0) > 0.1 * trainer.seconds) is own
+    assert not own or any(name.startswith("loss test_trainer.py:Farthest.forward:") for name in trainer.functions)
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_operations_of_the_scripts_own_loss_are_told_from_the_model(own: bool) -> None:
     model, criterion = torch.nn.Linear(64, 64), Farthest()
