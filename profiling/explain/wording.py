@@ -55,6 +55,9 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
     spent = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
     steps = count_of(measured.trainer.steps, "step")
     sentences = [f"Over {steps} at {units.rate(now.value, measured.unit)}, the loop spent {spent}."]
+    if unused := measured.recording.compute.unused_gradients:
+        where = " and ".join(measured.recording.compute.unused_in)
+        sentences.append(f"Backward passes compute gradients of {unused:,} weights ({where}) that no optimiser uses.")
     if machine.others_cores:
         sentences.append(
             f"Other programs took {units.number(machine.others_cores, 2)} of the {machine.cores:g} cores meanwhile: "

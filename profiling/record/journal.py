@@ -97,6 +97,10 @@ class Compute:
     """Minor ones, in the same time: memory that was given back to the kernel and is taken again."""
     faulty_steps: int = 0
     """Training steps these three are of."""
+    unused_gradients: int = 0
+    """Weights that get gradients although no optimiser steps on them."""
+    unused_in: list[str] = field(default_factory=list)
+    """Where the most of these are: a model's class and the names of its part, as `Net.backbone`."""
 
 
 @dataclass(eq=False)

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from feedline.profiling.record.journal import Journal, StepRow, StudyConfig
 from feedline.profiling.watch import facts
 from feedline.profiling.watch.batches import describe, sizes
+from feedline.profiling.watch.gradients import Gradients
 from feedline.profiling.watch.passes import Loop, Pass
 from feedline.profiling.watch.rules import own_place
 from feedline.profiling.watch.stop import ENDED, Reason, StopRule
@@ -72,6 +73,7 @@ class Capture:
         self.loop = Loop()
         self.loaders = facts.Loaders()
         self.facts = facts.Facts()
+        self.gradients = Gradients()
         self.stop = StopRule(config, journal)
         self.device: Device | None = None
         self.hook_s = 0.0  # CPU time of what hooks do (`costing`): what watching costs the script's own thread
@@ -380,7 +382,7 @@ class Capture:
             "pid": self.pid,
             "rank": self.rank,
             "loaders": self.loaders.told(),
-            "facts": vars(self.facts),
+            "facts": vars(self.facts) | self.gradients.told(),
             "optimizer_steps": self.optimizer_steps,
             "ended_by": self.ended_by,
             "error": self.error,

@@ -13,6 +13,7 @@ from typing import Any
 
 from feedline.profiling.watch.capture import Capture
 from feedline.profiling.watch.cuda import Device
+from feedline.profiling.watch.facts import quietly
 from feedline.profiling.watch.feed import Feeds
 from feedline.profiling.watch.loaders import LOADERS
 from feedline.profiling.watch.patches import Patches
@@ -119,8 +120,10 @@ class Hooks:
 
         def before(optimizer: Any, *_: Any) -> None:
             nonlocal started
-            if capture.active and capture.facts.optimizer is None:
-                capture.facts.see_optimizer(optimizer)
+            if capture.active:
+                if capture.facts.optimizer is None:
+                    capture.facts.see_optimizer(optimizer)
+                capture.costing(quietly, lambda: capture.gradients.stepping(optimizer))
             started = clock()
 
         def after(optimizer: Any, *_: Any) -> None:

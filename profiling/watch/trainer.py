@@ -21,6 +21,7 @@ from feedline.profiling.watch.calls import called, takes_gradient
 from feedline.profiling.watch.data_files import dataset_files
 from feedline.profiling.watch.evidence import HelperThread, Spent, ThreadEvidence
 from feedline.profiling.watch.facts import quietly
+from feedline.profiling.watch.gradients import Gradients
 from feedline.profiling.watch.loader_stats import LoaderStats
 from feedline.profiling.watch.parts import LoopCode, generated, has_weights, of_module, part, yields_batches
 from feedline.profiling.watch.passes import Loop, Pass
@@ -55,6 +56,7 @@ class WatchedLoop(Protocol):
     asking: Pass | None
     loop: Loop
     ours: Counter[int]
+    gradients: Gradients
 
     @property
     def hands_itself(self) -> bool: ...
@@ -165,6 +167,8 @@ class TrainerWatch:
             elif asking is None and place.stage in ("forward", "wait") and self._is_aside(frame, place.stage):
                 self._hold(Place("python", place.where), place, seconds, spent)
             else:
+                if place.stage == "forward":
+                    self._watched.gradients.see_forward(frame)
                 self._main.add(self._of_loss(frame, place), seconds, spent)
         self._see_beside(frames_by_thread)
         if self._main.due:

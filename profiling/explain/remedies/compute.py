@@ -35,6 +35,7 @@ PINNED_SPEEDUP = 2.0  # pageable to pinned copies: 1.5 to 3 times on PCIe; they 
 TYPICAL = "as is typical{}; not measured here"
 ONE_EACH = 1.1  # synchronisations a step, up to which they are one at its end
 HALF = "that half of it could overlap is assumed"
+LEAST_UNUSED = 0.1  # share of all weights that get gradients, from which these cost what is worth a remedy
 SOME = 0.05  # share of the script's own Python, for sure, from which it is worth a word
 OF_HALF = 0.55
 """A model takes 2 to the power of that as long alone with half the threads: 1.05 to 1.7 times (NOTES)."""
@@ -113,6 +114,29 @@ def own_operations(at: Situation) -> Iterable[Change]:
                  command=lines_of(at.recording, name), target=" and ".join(functions), at_most=True,
                  extra_error=math.hypot(0.1, error / (1 - min(share, 0.9)), error_between(least, then)),
                  ceiling_times=math.inf)  # fmt: skip
+
+
+def unused_gradients(at: Situation) -> Iterable[Change]:
+    """What frees the backward pass of them, at most all of it. On a device nobody sees how long that takes: of a
+    convolutional network it is twice the forward pass, by its multiplications."""
+    compute, shares = at.recording.compute, at.measured.trainer.shares
+    unused = compute.unused_gradients
+    if not unused or unused < LEAST_UNUSED * (unused + (compute.parameters or 0)):
+        return
+    backward = parts_of(at.recording).get("backward", 0.0) if at.measured.machine.on_cpu else 2 / 3 * shares.compute
+    left = 1.0 - min(0.9, backward / (1.0 - min(shares.data, 0.9)))
+    where = " and ".join(compute.unused_in)
+    parts = [(whole, part) for whole, _, part in (name.partition(".") for name in compute.unused_in)]
+    lines = [f"{f'model.{part}' if part else whole.lower()}.requires_grad_(False)" for whole, part in parts]
+    yield Change(
+        family="gradients", remedy="no gradients that nothing uses", target=where, effort=Effort.CODE, at_most=True,
+        then=replace(at.now, step_s=left * at.now.step_s, trainer_cpu_s=left * at.now.trainer_cpu_s),
+        why=f"backward passes compute those of {unused:,} weights ({where}), and no optimiser uses them: this is "
+        "what it would give if all of the backward pass were for these",
+        needs="that these weights shall not be trained: else hand them to the optimiser",
+        command="\n".join(f"{line}  # before the first step" for line in lines),
+        extra_error=0.1, ceiling_times=math.inf,
+    )  # fmt: skip
 
 
 def hidden_synchronisations(at: Situation) -> Iterable[Change]:
@@ -257,5 +281,6 @@ def more_gpus(at: Situation) -> Iterable[Change]:
 
 
 REMEDIES: tuple[Remedy, ...] = (
-    pinned, main_thread, own_operations, hidden_synchronisations, faster_model, kept_memory, fewer_threads, more_gpus,
+    pinned, main_thread, own_operations, unused_gradients, hidden_synchronisations, faster_model, kept_memory,
+    fewer_threads, more_gpus,
 )  # fmt: skip

@@ -14,18 +14,20 @@ from feedline.profiling.explain.measure.throughput import Throughput
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest
 from feedline.profiling.explain.remedies.remedy import (
     AT_MOST,
+    ONE_DATASET,
     Change,
     Effort,
     Remedy,
     Vain,
+    datasets_anew,
     error_between,
     lines_of,
     loader_line,
+    made_anew,
 )
 from feedline.profiling.record import units
 
 MOST_WORKERS = 32
-ANEW = 0.4  # share of its passes, begun twice by some frameworks, from which a loader is made anew for each epoch
 WAITING = 0.5  # share of a sample's time that is waiting for files or servers, from which cores are no limit
 EVENLY = 0.5  # of the mean wait, which the median reaches where most steps wait
 LOCKED = 0.2  # share of it that is waiting for a lock, from which more workers only wait longer
@@ -33,7 +35,6 @@ SOME = 1.02  # less is no gain
 MOST_AHEAD = 64  # batches that a worker may be asked to have ready
 NUM_SAMPLES = tuple(f"torch.utils.data.sampler:{kind}Sampler." for kind in ("Random", "WeightedRandom"))  # take it
 TORCHS_NONE = "DataLoader(…, num_workers=0)"  # which refuses what is of workers
-ONE_DATASET = "one dataset for all epochs: the script makes another with each, which may hold other samples"
 NO_WAIT = Vain("the loop hardly waits for data")
 
 
@@ -156,21 +157,6 @@ def other_workers(at: Situation) -> Iterable[Change]:
             command=_workers_line(at, count) + "  # once, before the first epoch" * starts,
             cause=more and (waits or not at.now.workers), needs=divided if shares_out else once if starts else "",
         )  # fmt: skip
-
-
-def made_anew(at: Situation) -> bool:
-    """Whether the script makes its loader anew for each epoch."""
-    loader = at.measured.loader
-    if loader is None:
-        return False
-    passes = 1 + max((epoch.epoch for epoch in at.recording.passes if epoch.loader == loader.id), default=0)
-    return loader.made > max(1.0, ANEW * passes)
-
-
-def datasets_anew(at: Situation) -> bool:
-    """Whether it makes another dataset with each, which may hold other samples."""
-    loader = at.measured.loader
-    return loader is not None and loader.datasets > max(1.0, ANEW * loader.made)
 
 
 def _refused(at: Situation) -> Vain | None:

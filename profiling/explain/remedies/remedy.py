@@ -81,6 +81,8 @@ class Change(Offer):
 
 
 Remedy = Callable[[Situation], Iterable[Change]]
+ANEW = 0.4  # share of its passes, begun twice by some frameworks, from which a loader is made anew for each epoch
+ONE_DATASET = "one dataset for all epochs: the script makes another with each, which may hold other samples"
 AT_MOST = "this is what it would give if it cost nothing"
 CROPS = re.compile("^(rand(om)?|cent(er|re)|five|ten)?_?(spatial)?_?crop")
 RESIZES = re.compile("resiz|(?<!gray)(?<!grey)scale|maxsize|zoom")  # in a transform's name, lower case
@@ -202,3 +204,18 @@ def lines_of(recording: Recording, function: str) -> str:
         return script_command(recording, "kernprof", "-l", "-v", "-p", first)
     named = bool(function) and "<" not in function and not function.startswith("__")
     return script_command(recording, "feedline", "profile", *(("--lines-of", function) if named else ("--lines",)))
+
+
+def made_anew(at: Situation) -> bool:
+    """Whether the script makes its loader anew for each epoch."""
+    loader = at.measured.loader
+    if loader is None:
+        return False
+    passes = 1 + max((epoch.epoch for epoch in at.recording.passes if epoch.loader == loader.id), default=0)
+    return loader.made > max(1.0, ANEW * passes)
+
+
+def datasets_anew(at: Situation) -> bool:
+    """Whether it makes another dataset with each, which may hold other samples."""
+    loader = at.measured.loader
+    return loader is not None and loader.datasets > max(1.0, ANEW * loader.made)

@@ -6,8 +6,19 @@ from dataclasses import replace
 
 from feedline.profiling.explain.measure.situation import HARDLY, Situation
 from feedline.profiling.explain.measure.workers import kept
-from feedline.profiling.explain.remedies.own_loader import ONE_DATASET, datasets_anew, iterates, made_anew
-from feedline.profiling.explain.remedies.remedy import AT_MOST, Change, Effort, Remedy, Vain, lines_of, loader_line
+from feedline.profiling.explain.remedies.own_loader import iterates
+from feedline.profiling.explain.remedies.remedy import (
+    AT_MOST,
+    ONE_DATASET,
+    Change,
+    Effort,
+    Remedy,
+    Vain,
+    datasets_anew,
+    lines_of,
+    loader_line,
+    made_anew,
+)
 from feedline.profiling.record import units
 
 WEBDATASETS = ("WebDataset", "DataPipeline", "FluidWrapper")

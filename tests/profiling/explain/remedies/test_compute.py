@@ -11,7 +11,7 @@ from feedline.profiling.explain.remedies.remedy import Effort
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record.recording import Compute, Gpu, LoaderPass, Recording, Script
 from tests.profiling.recordings import made
-from tests.profiling.remedy_runs import picking
+from tests.profiling.remedy_runs import picking, with_trainer
 
 GPU = Compute(device="cuda:0", channels_last=True)
 SMALL = {"decode": 0.0001}
@@ -74,6 +74,23 @@ def test_operations_outside_the_model_are_named_where_they_take_the_time() -> No
         if told:
             assert found[0].at_most and found[0].gain == pytest.approx(2.0, rel=0.1)
             assert "--lines-of Triplet.pick train.py" in found[0].command and "Triplet.pick:12" in found[0].why
+
+
+def test_gradients_that_no_optimiser_uses_are_told_and_bounded_by_the_backward_pass() -> None:
+    for unused, device, gain in ((900, "cpu", 2.0), (900, "cuda:0", 3.0), (9, "cpu", None), (0, "cpu", None)):
+        where = ["Net.backbone", "Teacher"]
+        compute = Compute(device=device, parameters=100, unused_gradients=unused, unused_in=where)
+        seen = made(wait_s=0.0, starved_s=0.0, compute_s=0.1, stages=SMALL, compute=compute)
+        half = seen.trainers[0].seconds / 2
+        seen = with_trainer(seen, stages={"forward": half, "backward": half}, ticks=500)
+        diagnosis = diagnose(seen)
+        found = [one for one in diagnosis.predictions if one.family == "gradients"]
+        assert (f"{unused} weights (Net.backbone and Teacher)" in " ".join(diagnosis.evidence)) is bool(unused)
+        assert bool(found) is (gain is not None)
+        if gain is not None:
+            assert found[0].at_most and found[0].gain == pytest.approx(gain, rel=0.12)
+            lines = [line.partition("  #")[0] for line in found[0].command.splitlines()]
+            assert lines == ["model.backbone.requires_grad_(False)", "teacher.requires_grad_(False)"]
 
 
 @pytest.mark.parametrize(
