@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two test processes' threads would wait for each other
 START = str(Path(__file__).with_name("start"))  # what tests start begins a second sooner
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [START, os.environ.get("PYTHONPATH")]))
 settings.register_profile(  # a busy machine is no bug: no test asserts how long it took; and a shared folder is none

@@ -11,7 +11,7 @@ from typing import Literal
 
 from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.bound import stalled
-from feedline.profiling.explain.measure.main_thread import all_ranks, looked
+from feedline.profiling.explain.measure.main_thread import all_ranks, looked, maker
 from feedline.profiling.explain.measure.rates import ERRORS_90
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest
@@ -109,8 +109,10 @@ def _main(measured: Measured) -> Cause | None:
     if trainer.sampled:
         (share, error), (waits, waits_error) = looked(recording, ("load",)), looked(recording, ("wait",))
         if share - waits <= ERRORS_90 * (error + waits_error):
-            unseen = "the batches come out of something that is not watched: what makes them cannot be seen"
-            return Cause(words=unseen)
+            words = "the batches come out of something that is not watched: what makes them cannot be seen"
+            if where := maker(recording):
+                words = f"another thread of the script makes the batches, mostly in {where}"
+            return Cause(where=where, words=words)
     else:
         waits, waits_error = looked(recording, ("wait",))
         if waits - ERRORS_90 * waits_error > MOSTLY * share:

@@ -11,12 +11,12 @@ from feedline.profiling.explain.cause import Cause, spent_in
 from feedline.profiling.explain.measure.main_thread import beside_model, parts_of
 from feedline.profiling.explain.measure.rates import ERRORS_90, evaluations_wait
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Measured
-from feedline.profiling.explain.measure.workers import FEW_LOOKS, kept
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, function_of, kept
 from feedline.profiling.explain.predict import Cold, cold_epoch
 from feedline.profiling.explain.remedies.sample_cost import MANY_TENSORS
 from feedline.profiling.record import units
 from feedline.profiling.record.lockstep import ONE_EACH
-from feedline.profiling.record.recording import Step
+from feedline.profiling.record.recording import Recording, Step
 
 PAUSED, MUCH_PAUSED = 0.1, 0.25
 """Shares of the whole time from which it is said, and from which the verdict says, that pauses are kept apart."""
@@ -76,7 +76,7 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
         )
     if machine.throttled >= HARDLY:
         sentences.append(f"A quota kept the script from running {units.percent(machine.throttled)} of the time.")
-    for told in (_of_pauses, _of_other_loaders, _of_the_ceiling, _of_epochs, _of_what_is_kept):
+    for told in (_of_pauses, _of_other_loaders, _of_gaps, _of_the_ceiling, _of_epochs, _of_what_is_kept):
         sentences += told(measured)
     sentences += _of_the_workers(measured, verdict)
     sentences += _of_storage(measured, verdict)
@@ -173,6 +173,39 @@ def _of_other_loaders(measured: Measured) -> list[str]:
     lasts = seconds > made * WORTH_WORKERS_S
     line = ": DataLoader(…, num_workers=2) there would make them meanwhile" if theirs == {0} and lasts else ""
     return [*said, f"{words}; {units.percent(waits)} of it is waiting for their batches{line}."]
+
+
+def _of_gaps(measured: Measured) -> list[str]:
+    """What the script does between its loops over loaders, where that takes notably long."""
+    recording = measured.recording
+    steps = sorted((one for one in recording.steps if one.rank == 0), key=lambda step: step.start_s)
+    training = [step for step in steps if step.phase == "train"]
+    if not training or measured.unit != "samples/s":
+        return []
+    gaps_s, until_s = -_beginnings_s(recording, training), training[0].start_s
+    for step in (one for one in steps if training[0].start_s <= one.start_s <= training[-1].start_s):
+        gaps_s += max(0.0, step.start_s - until_s)
+        until_s = max(until_s, step.start_s + step.duration_s)
+    train_s = sum(step.duration_s - step.pause_s for step in training)
+    if gaps_s < PAUSED * (gaps_s + train_s):
+        return []
+    places = defaultdict[str, float](float)
+    for trainer in (one for one in recording.trainers if one.rank == 0):
+        for place, seconds in trainer.apart_s.items():
+            places[function_of(place)] += seconds
+    top = max(places, key=lambda place: places[place], default="")
+    where = f" (most of it in {top})" if top and 0.5 * gaps_s <= places[top] <= 1.5 * gaps_s else ""
+    rate = sum(step.samples for step in training) / (train_s + gaps_s)
+    return [
+        f"Between its loops the script spends {units.seconds(gaps_s)} beside {units.seconds(train_s)} of training"
+        f"{where}: no rate and no share has it; with it, it is {units.rate(rate, measured.unit)}."
+    ]
+
+
+def _beginnings_s(recording: Recording, training: Sequence[Step]) -> float:
+    """What passes behind the first that trains took to begin and end, which is told elsewhere."""
+    behind = [one for one in recording.passes if one.rank == 0 and one.epoch > training[0].epoch]
+    return sum(one.start_s + (one.end_s or 0.0) for one in behind)
 
 
 def _of_the_ceiling(measured: Measured) -> list[str]:

@@ -195,15 +195,15 @@ class ThreadTime:
     stages_cpu_s: dict[str, float] = field(default_factory=dict)
     """CPU seconds of the thread by stage, the pinning thread's with those where it waits for that."""
     beside_cpu_s: dict[str, float] = field(default_factory=dict)
-    """CPU seconds of the process's other Python threads, by the function of the script's own that they compute in;
-    "": they waited as they were looked at."""
+    """CPU seconds of the process's other Python threads, by function of the script's own ("": they waited then)."""
     stages_delay_s: dict[str, float] | None = None
     """Seconds in which the thread could have run and had no core; None where the kernel does not tell."""
     stages_error_s: dict[str, float] = field(default_factory=dict)
     """Standard error of each stage's seconds, over blocks of about a second."""
     functions: dict[str, float] = field(default_factory=dict)
-    """Seconds of the busiest places: `file:function:line` of the script's own Python, others with their stage before
-    it; of a worker `stage file:function`."""
+    """Seconds of the busiest places: `stage file:function:line`; of a worker `stage file:function`."""
+    apart_s: dict[str, float] = field(default_factory=dict)
+    """The same, without the stage, of time amid the steps that is of none: between two passes, in evaluations."""
     ticks: int = 0
     """Stack samples behind these numbers: the error of a share p is about sqrt(p (1 - p) / ticks)."""
 

@@ -41,6 +41,10 @@ class Windows:
             covered += max(0.0, min(end, last) - max(start, first))
         return covered / (end - start) if end > start else 0.0
 
+    def amid(self, start: float, end: float) -> bool:
+        """Whether that lies between its first and its last step."""
+        return bool(self._spans) and self._spans[0][0] < end and start < self._spans[-1][1]
+
     def counts(self, step: Step) -> bool:
         return without_pause(step) or not self._spans
 
@@ -55,12 +59,15 @@ class RowSum:
 
     def __init__(self, rows: list[TimeRow], windows: Windows, origin: float) -> None:
         self.stages, self.stages_cpu, self.transforms, functions = (defaultdict[str, float](float) for _ in range(4))
-        delays, self._beside = defaultdict[str, float](float), defaultdict[str, float](float)
+        delays, self._beside, self._apart = (defaultdict[str, float](float) for _ in range(3))
         self.batches = self.samples = self.cpu_s = self.ticks = 0.0
         self._blocks: list[tuple[dict[str, float], float]] = []
         """By row: seconds by stage, and samples."""
         for row in rows:
             share = windows.share(row.t0 - origin, row.t1 - origin)
+            if windows.amid(row.t0 - origin, row.t1 - origin):
+                for name, seconds in row.functions.items():
+                    self._apart[name.partition(" ")[2]] += (1.0 - share) * seconds
             if share <= 0:
                 continue
             for sums, more in (
@@ -90,6 +97,7 @@ class RowSum:
             "beside_cpu_s": dict(self._beside),
             "stages_error_s": {name: self._error_s(name, seconds) for name in self.stages} if seconds else {},
             "functions": self._functions,
+            "apart_s": dict(sorted(self._apart.items(), key=lambda item: -item[1])[:TOP_FUNCTIONS]),
             "ticks": round(self.ticks),
         }
 

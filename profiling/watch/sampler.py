@@ -150,13 +150,13 @@ class TimeSums:
     def __init__(self) -> None:
         self.batches = 0
         self.samples = 0
-        self._rows = 0
+        self._rows, self._ready, self._taken = 0, list[TimeRow](), time.perf_counter()
         self._delay_known = False
         self._cpu_s = time.process_time()
         self._open()
 
-    def _open(self) -> None:
-        self._started = time.perf_counter()
+    def _open(self, at: float | None = None) -> None:
+        self._started = time.perf_counter() if at is None else at
         self._sums = {name: defaultdict[str, float](float) for name in SUMS}
         self._ticks = 0
         self._counted = (self.batches, self.samples)
@@ -178,11 +178,21 @@ class TimeSums:
 
     @property
     def due(self) -> bool:
-        return time.perf_counter() - self._started > min(ROW_S, FIRST_ROW_S * (self._rows + 1))
+        return time.perf_counter() - self._taken > min(ROW_S, FIRST_ROW_S * (self._rows + 1))
 
-    def take(self, watch_cpu_s: float) -> TimeRow:
-        """The row since the last one. `watch_cpu_s`: CPU time of all looks so far, which is not the script's: of a
+    def cut(self, watch_cpu_s: float, at: float, least_s: float) -> None:
+        """At that time, unless it was just done: what follows may not count."""
+        if at - self._started > least_s:
+            self._ready.append(self._row(watch_cpu_s, min(at, time.perf_counter())))
+
+    def take(self, watch_cpu_s: float) -> list[TimeRow]:
+        """The rows since the last ones. `watch_cpu_s`: CPU time of all looks so far, which is not the script's: of a
         process that mostly waits it is a tenth."""
+        rows, self._ready = [*self._ready, self._row(watch_cpu_s)], []
+        self._rows, self._taken = self._rows + 1, time.perf_counter()
+        return rows
+
+    def _row(self, watch_cpu_s: float, until: float | None = None) -> TimeRow:
         cpu_s = time.process_time() - watch_cpu_s
         sums: dict[str, Any] = {
             name: {key: round(s, 6) for key, s in one.items()} for name, one in self._sums.items()
@@ -191,7 +201,7 @@ class TimeSums:
             sums["stages_delay"] = None
         row = TimeRow(
             t0=self._started,
-            t1=time.perf_counter(),
+            t1=time.perf_counter() if until is None else until,
             **sums,
             batches=self.batches - self._counted[0],
             samples=self.samples - self._counted[1],
@@ -199,6 +209,5 @@ class TimeSums:
             ticks=self._ticks,
         )
         self._cpu_s = cpu_s
-        self._rows += 1
-        self._open()
+        self._open(until)
         return row

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -47,6 +48,7 @@ STEP = "training_step"  # Lightning's name for what stands in the loop elsewhere
 LOADER, DRAW = "/torch/utils/data/dataloader.py", "_next_index"  # torch's function that asks a sampler
 NETWORK = r"_?(socket|ssl)\b.*"  # calls that wait for it
 MOST_THREADS = 16
+CUT_S, BETWEEN_S = 0.1, 0.02  # the least time of a row that is handed on; where loops begin and end
 STEPS_SEEN, ONE_IN = 3, 8  # first steps of a pass at which its stack is looked at; of later ones one in so many
 
 
@@ -80,6 +82,7 @@ class TrainerWatch:
         self._steps_seen, self._trains = 0, False
         self._row: tuple[StepRow | None, bool, float] = None, False, 0.0
         """The loop's row as the last look began, whether it had been trained on then, and for how long."""
+        self._apart = self._begun = False  # it is between two passes; one has begun since rows of looks were cut
         self._held: list[tuple[Place, Place, float, Spent]] = []
         self._held_for: tuple[StepRow | None, float] = None, 0.0
         self._prepares = set[str]()
@@ -137,6 +140,7 @@ class TrainerWatch:
         if frame is None:
             return
         # Now: the thread runs on as soon as evidence is read, and the row is another one, while its stack stays.
+        self._cut(row, seconds)
         self._row = row, row is not None and row.trained, _trained_s(row)
         self._asked = asking or self._asked
         spent = self._evidence.spent()
@@ -160,7 +164,7 @@ class TrainerWatch:
             if asking is not None and place.stage == pinning:
                 spent = Spent((spent.cpu_s or 0.0) + (pin_cpu_s or 0.0), spent.delay_s)
             elif asking is None and place.stage == "wait" and hands_itself:
-                place = Place("wait", self._maker(frames_by_thread) or place.where)
+                place = Place("wait", self._maker(frames_by_thread) or "")
             self._settle()
             if asking is None and place.stage in ("python", "forward") and self._is_between(frame, place.stage):
                 self._between(place, seconds, spent)
@@ -173,6 +177,17 @@ class TrainerWatch:
         self._see_beside(frames_by_thread)
         if self._main.due:
             self._watched.flush()
+
+    def _cut(self, row: StepRow | None, seconds: float) -> None:
+        """What is of no step is told apart: what the script does between two passes, and, mostly, behind a batch that
+        it draws and then leaves its loop. Not how a pass begins, which is told of the loop."""
+        begins = row is None and (self._watched.asking is not None or self._watched.ours[self.thread] > 0)
+        apart, was_apart = row is None and not begins, self._apart
+        if apart != was_apart or (row is not self._row[0] and not self._begun):
+            looked = time.perf_counter() - (0.0 if apart else seconds)  # at a gap's end: the last time within it
+            self._main.cut(self.sampler.cpu_s, looked, BETWEEN_S if apart != was_apart else CUT_S)
+            self._begun = False
+        self._apart, self._begun = apart, begins or self._begun
 
     def _see_beside(self, frames_by_thread: dict[int, FrameType]) -> None:
         """What the process's other Python threads compute meanwhile: they share its cores, and Python's lock."""
@@ -267,11 +282,11 @@ class TrainerWatch:
 
     def write(self) -> None:
         """Rows since the last time."""
-        self._journal.append(f"main-{self._pid}", [self._main.take(self.sampler.cpu_s)])
+        self._journal.append(f"main-{self._pid}", self._main.take(self.sampler.cpu_s))
         for stats in list(self._stats.values()):  # another thread may begin a pass meanwhile
             stats.write(self._journal)
         for loader, sums in self._loading.items():
-            self._journal.append(f"loading-{self._pid}-{loader}", [sums.take(self.sampler.cpu_s)])
+            self._journal.append(f"loading-{self._pid}-{loader}", sums.take(self.sampler.cpu_s))
 
 
 def _trained_s(row: StepRow | None) -> float:

@@ -133,7 +133,7 @@ class WorkerWatch:
         self.sums.add(place, seconds, spent)
         left = self._journal.has(self._left)
         if left or self.sums.due:
-            self._journal.append(self._name, [self.sums.take(self._sampler.cpu_s)])
+            self._journal.append(self._name, self.sums.take(self._sampler.cpu_s))
         if left:
             self._sampler.stop()  # nothing more is to be seen
         if left or time.perf_counter() - self._said > SAY_S:
@@ -154,7 +154,7 @@ class WorkerWatch:
 
     def _leave(self) -> None:
         self._sampler.stop()
-        self._journal.append(self._name, [self.sums.take(self._sampler.cpu_s)])
+        self._journal.append(self._name, self.sums.take(self._sampler.cpu_s))
         self._say(left=True, ended=True)
 
     def _say(self, *, left: bool = False, ended: bool = False) -> None:

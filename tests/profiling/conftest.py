@@ -1,4 +1,4 @@
-"""Scripts run in a folder of their own, on one thread."""
+"""Scripts run in a folder of their own."""
 
 import threading
 from collections.abc import Generator
@@ -7,11 +7,6 @@ from pathlib import Path
 import pytest
 
 from feedline.profiling.watch.sampler import StackSampler
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

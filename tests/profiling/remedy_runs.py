@@ -59,8 +59,9 @@ def without_loader(**parts: float) -> Recording:
     """A hundred optimiser steps a second, samples=1, whose thread's time goes to `parts`."""
     seen = made(wait_s=0.0, compute_s=0.01, batch=1, cores=2, workers=0)
     seconds = seen.trainers[0].seconds
-    places = {"load data.py:batches:9": 3.0, "wait queue.py:get:17": 3.0, "forward train.py:main:8": 3.0}
     shares = {name: share * seconds for name, share in parts.items()}
+    waits_s = shares.get("wait", 0.0)
+    places = {"load data.py:batches:9": 3.0, "wait fill.py:fills:17": waits_s, "forward train.py:main:8": 3.0}
     seen = with_trainer(seen, stages=shares, functions=places)
     return with_loader(replace(seen, workers=[]), kind="unwatched", num_workers=None, batch_size=None)
 
@@ -94,6 +95,7 @@ def runs() -> list[Recording]:
         made(**waiting),
         made(**waiting, workers=4, slow=6.0),
         made(**COMPUTING, compute=FAULTY),
+        made(**COMPUTING, compute=Compute(parameters=9, unused_gradients=9, unused_in=["Teacher"])),
         made(**COMPUTING, compute=replace(GPU, items_s=0.0), starved_s=0.0),
         made(wait_s=0.001, compute_s=0.02, copy_s=0.02, compute=GPU, starved_s=0.0),
         made(wait_s=0.001, compute_s=0.02, python_s=0.08),

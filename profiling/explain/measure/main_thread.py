@@ -27,7 +27,7 @@ from feedline.profiling.explain.measure.rates import (
     stretches,
     waited_s,
 )
-from feedline.profiling.explain.measure.workers import FEW_LOOKS, function_of, looked_error, together
+from feedline.profiling.explain.measure.workers import FEW_LOOKS, busiest, function_of, looked_error, together
 from feedline.profiling.record.recording import Recording, Step, ThreadTime
 from feedline.profiling.record.uncertainty import look_error, share_error
 
@@ -158,6 +158,15 @@ def parts_of(recording: Recording) -> dict[str, float]:
 
 def all_ranks(recording: Recording) -> ThreadTime:
     return ThreadTime(**together(recording.trainers))
+
+
+def maker(recording: Recording) -> str:
+    """The file:function in which other threads of the script mostly work while this one waits for batches; "" where
+    they mostly do not: other processes make them, or nobody who is seen."""
+    whole = all_ranks(recording)
+    place = busiest(whole.functions, "wait")
+    seconds = sum(s for name, s in whole.functions.items() if function_of(name) == f"wait {place}")
+    return place if place and seconds >= whole.stages.get("wait", 0.0) / 2 else ""
 
 
 def busiest_places(recording: Recording, parts: Sequence[str] = ()) -> list[str]:

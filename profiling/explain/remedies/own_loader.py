@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from feedline.pipeline.base.settings import TORCH_PREFETCH
 from feedline.pipeline.base.text import count_of
-from feedline.profiling.explain.measure.main_thread import all_ranks, looked
+from feedline.profiling.explain.measure.main_thread import all_ranks, looked, maker
 from feedline.profiling.explain.measure.rates import ERRORS_90, waited_s
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, SPARE, Situation
 from feedline.profiling.explain.measure.throughput import Throughput
@@ -332,17 +332,23 @@ def a_loader_at_all(at: Situation) -> Iterable[Change]:
     if share - ERRORS_90 * error < HARDLY:
         yield from _cheaper_threads(at)
         return
-    place = busiest(all_ranks(at.recording).functions, part)
-    most_of_it = f", most of it in {place}" if place else ""
     if part == "wait":
         then, extra = _without(at, share, error)
+        place = maker(at.recording)
+        made = (
+            f"another thread makes, mostly in {place}" if place else "others make: processes of the script, perhaps"
+        )
+        line = f"DataLoader(dataset, batch_size=…, num_workers={int(max(1.0, cores))}, persistent_workers=True)"
         yield Change(
             family="stage", remedy="a faster source of batches", target=place, then=then, effort=Effort.CODE,
-            why=f"the loop waits {units.percent(share)} of the time for batches that are made elsewhere{most_of_it}: "
+            why=f"the loop waits {units.percent(share)} of the time for batches that {made}: "
             "this is what it would give if they were always ready", extra_error=extra, cause=True, at_most=True,
-            command=lines_of(at.recording, place.rpartition(":")[2]),
+            command=lines_of(at.recording, place.rpartition(":")[2]) if place else line,
+            needs="" if place else "a Dataset that makes one sample: then its workers are looked into",
         )  # fmt: skip
         return
+    place = busiest(all_ranks(at.recording).functions, part)
+    most_of_it = f", most of it in {place}" if place else ""
     for count in sorted({1, 2, int(max(1.0, cores))}):
         then, extra = _without(at, share, error, count)
         yield Change(

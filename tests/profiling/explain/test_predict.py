@@ -32,6 +32,7 @@ from tests.profiling.remedy_runs import (
     trials_of,
     waiting_outside,
     with_loader,
+    with_trainer,
     with_workers,
     without_loader,
 )
@@ -363,7 +364,13 @@ def test_what_the_steps_wait_tells_a_gain_however_the_steps_differ() -> None:
 
 def test_a_queue_that_another_thread_fills_is_left_to_its_source() -> None:
     seen = without_loader(wait=0.6, forward=0.4)
-    assert (first(seen).family, first(seen).target) == ("stage", "queue.py:get")
+    assert (first(seen).family, first(seen).target) == ("stage", "fill.py:fills")
+    assert first(seen).command == "kernprof -l -v -p train.py train.py"
+    assert any("nother thread of the script makes" in one for one in diagnose(seen).evidence)
+    processes = with_trainer(seen, functions={"wait fill.py:fills:17": 0.1 * seen.trainers[0].stages["wait"]})
+    assert (first(processes).family, first(processes).target) == ("stage", "")
+    assert "num_workers=2" in first(processes).command and "kernprof" not in first(processes).command
+    assert any("what makes them cannot be seen" in one for one in diagnose(processes).evidence)
     assert not {one.family for one in found_in(seen)} & {"workers", "dataloader", "shards", "loader", "cache"}
 
 

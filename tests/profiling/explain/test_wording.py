@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from feedline.profiling.explain.verdict import diagnose
+from feedline.profiling.record import units
 from tests.profiling.recordings import made
 from tests.profiling.remedy_runs import SMALL
 
@@ -71,6 +72,22 @@ def test_the_first_batch_of_a_loader_beside_is_no_loop_of_its_own() -> None:
     before = replace(first, duration_s=first.duration_s, start_s=few[0].start_s - 3.1)
     told = diagnose(replace(seen, steps=[before, *few], loaders=[*seen.loaders, other])).evidence
     assert any("Loops that train nothing" in one for one in told)
+
+
+def test_what_a_script_does_between_its_passes_is_said_with_its_place() -> None:
+    seen = made()
+    half, whole_s = len(seen.steps) // 2, sum(one.duration_s for one in seen.steps)
+    apart = [replace(one, start_s=one.start_s + (whole_s if number >= half else 0.0))
+             for number, one in enumerate(seen.steps)]  # fmt: skip
+    trainer = replace(seen.trainers[0], apart_s={"data.py:rebuild:8": 0.7 * whole_s, "train.py:main:3": 0.1})
+    for steps, rate in ((seen.steps, None), (apart, 0.5)):
+        told = diagnose(replace(seen, steps=steps, trainers=[trainer]))
+        lines = [one for one in told.evidence if one.startswith("Between its loops")]
+        assert len(lines) == (rate is not None)
+        if rate is not None:
+            now = sum(one.samples for one in seen.steps) / whole_s
+            assert "(most of it in data.py:rebuild)" in lines[0]
+            assert lines[0].endswith(f"it is {units.rate(rate * now, 'samples/s')}.")
 
 
 def test_a_loop_before_the_training_that_takes_longer_than_that_is_said() -> None:
