@@ -86,9 +86,9 @@ class LoaderSeen:
     batch_bytes: int | None = None
     batch_tensors: int | None = None
     """torch's, at least so many: a worker sends each on its own."""
-    made: int = 1
-    """How many objects took this place one after the other: a script may make its loader anew for every epoch."""
+    made: int = 1  # objects that took this place one after the other: a script may make one for each epoch
     datasets: int = 1  # how many datasets these have had one after the other
+    opened: list[str] = field(default_factory=list)  # where the dataset holds a file open: `Photos.archive`
     made_by: str = ""
     """The library that made it for the script (`loader_kinds.MADE_BY`); "" where the script did."""
     background: bool = False

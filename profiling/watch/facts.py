@@ -6,6 +6,7 @@ and what these raise goes no further (`quietly`).
 
 import functools
 import gc
+import io
 import os
 import resource
 import sys
@@ -27,6 +28,8 @@ WRAPPED = 8  # datasets inside each other are looked at
 LOOKS = 512  # at a list's places
 LEAST_BYTES = 512  # of what a dataset keeps; less is a name, a label or a shape
 DRAW_SOME = ("WeightedRandomSampler", "SubsetRandomSampler")
+FILES = (io.BufferedReader, io.BufferedRandom, io.FileIO, io.TextIOWrapper)
+OPENED = ("zipfile.ZipFile", "tarfile.TarFile", "h5py.", "lmdb.", "sqlite3.Connection")
 CACHED = type(functools.lru_cache(bool))
 
 
@@ -200,6 +203,14 @@ def _inside(dataset: Any) -> list[Any]:
     return found
 
 
+def _opened(dataset: Any) -> list[str]:
+    """What it holds open: processes that are forked would share its place in a file."""
+    held = [(f"{type(one).__name__}.{name}", type(value))
+            for one in _inside(dataset) for name, value in held_by(one).items()]  # fmt: skip
+    return [name for name, kind in held
+            if issubclass(kind, FILES) or f"{kind.__module__}.{kind.__name__}".startswith(OPENED)]  # fmt: skip
+
+
 def _of(dataset: Any) -> list[tuple[str, int]]:
     kind, module = type(dataset), sys.modules.get(type(dataset).__module__)
     found = [(f"{kind.__name__}.{name}", _count(value)) for name, value in held_by(dataset).items()]
@@ -291,6 +302,7 @@ class Loaders:
             number = next(former, len(self.about))
             if number == len(self.about):
                 self.about.append({"id": number, "kind": kind, "made": 0, "datasets": 0, **its[1]})
+                self.about[number]["opened"] = quietly(lambda: _opened(getattr(one, "dataset", None))) or []
                 self.about[number]["made_by"] = made_by(sys._getframe(1), one)
                 if kind == "torch" and (own := own_code(one)):
                     self.about[number]["refused"] = own

@@ -24,6 +24,7 @@ from feedline.profiling.explain.remedies.remedy import (
     lines_of,
     loader_line,
     made_anew,
+    opened_anew,
 )
 from feedline.profiling.record import units
 
@@ -150,12 +151,13 @@ def other_workers(at: Situation) -> Iterable[Change]:
             continue  # what fewer spare as an epoch begins is not known
         once = "the DataLoader made once: workers of one that is made anew start with every epoch"
         once += f"; and {ONE_DATASET}" * datasets_anew(at)
+        needs = [divided] * shares_out + [once] * starts + [opened_anew(at)] * (not at.now.workers)
         yield Change(
             family="workers" if more else "fewer-workers", remedy=f"num_workers={count}", then=then,
             effort=Effort.CODE if starts else Effort.SETTING, settings={"num_workers": count},
             why=why, extra_error=unknown,
             command=_workers_line(at, count) + "  # once, before the first epoch" * starts,
-            cause=more and (waits or not at.now.workers), needs=divided if shares_out else once if starts else "",
+            cause=more and (waits or not at.now.workers), needs="; ".join(filter(None, needs)),
         )  # fmt: skip
 
 

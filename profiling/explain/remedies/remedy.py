@@ -219,3 +219,9 @@ def datasets_anew(at: Situation) -> bool:
     """Whether it makes another dataset with each, which may hold other samples."""
     loader = at.measured.loader
     return loader is not None and loader.datasets > max(1.0, ANEW * loader.made)
+
+
+def opened_anew(at: Situation) -> str:
+    """What its dataset holds open before it has workers."""
+    held = ", ".join(at.measured.loader.opened) if at.measured.loader else ""
+    return held and f"{held} opened by each worker for itself: forked ones would move each other's place in the file"

@@ -1,8 +1,10 @@
 """What loaders look like is read off them: nothing of the script's is set off by that."""
 
 import functools
+import io
 import random
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +75,20 @@ def test_two_loaders_of_which_the_script_has_iterators_alone_are_two() -> None:
             for _ in zip(a, b, strict=True):
                 pass
     assert [one.made for one in seen.recording.loaders] == [2, 2]
+
+
+def test_what_a_dataset_holds_open_is_told(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("a", b"a")
+    dataset = data()
+    held = [zipfile.ZipFile(tmp_path / "photos.zip"), (tmp_path / "photos.zip").open("rb"), io.BytesIO(b"")]
+    dataset.archive, dataset.file, dataset.bytes = held  # type: ignore[attr-defined]
+    with Profile(resources=False) as seen:
+        for size, each in ((1, dataset), (2, data())):
+            list(DataLoader(Subset(each, [0, 1]), batch_size=size))
+    assert [one.opened for one in seen.recording.loaders] == [["TensorDataset.archive", "TensorDataset.file"], []]
+    for one in held:
+        one.close()
 
 
 def test_a_loader_that_is_made_anew_may_have_another_dataset_each_time() -> None:

@@ -278,6 +278,13 @@ def test_lines_of_a_loop_without_a_loader_are_for_kernprof() -> None:
     assert first(seen).command == "kernprof -l -v -p train.py train.py"
 
 
+def test_files_that_a_dataset_holds_open_are_to_be_opened_by_each_worker() -> None:
+    alone = made(wait_s=0.04, compute_s=0.04, workers=0, stages={"decode": 0.001})
+    for seen, told in ((alone, True), (made(wait_s=0.08, compute_s=0.02, workers=1, cores=4), False)):
+        found = of_family(with_loader(seen, opened=["Photos.archive"]), "workers")
+        assert found and all(one.needs.startswith("Photos.archive opened by each worker") is told for one in found)
+
+
 def test_workers_of_a_loader_that_is_made_anew_want_it_made_once() -> None:
     seen = replace(made(wait_s=0.04, compute_s=0.04, workers=0, stages={"decode": 0.001}), passes=PASSES)
     for count, once in ((1, False), (len(PASSES), True)):
