@@ -224,10 +224,18 @@ def _end_processes(journal: Journal, child: "subprocess.Popen[bytes]", *, everyt
         child.wait()
         _kill(_of_run(journal.folder, psutil.pids()))
         return
-    numbers = psutil.pids() if everything else [worker["pid"] for worker in journal.all("worker-")]
-    alive = _of_run(journal.folder, numbers)
+    workers = [worker["pid"] for worker in journal.all("worker-")]
+    alive = _of_run(journal.folder, _of_this_session() if everything else workers)
     _, left = psutil.wait_procs(list(alive), timeout=GRACE_S)
     _kill(left)
+
+
+def _of_this_session() -> Generator[int]:
+    """Numbers of processes. One that has left the session is meant to outlive what has started it."""
+    for number in psutil.pids():
+        with suppress(OSError):
+            if os.getsid(number) == os.getsid(0):
+                yield number
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:

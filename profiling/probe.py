@@ -53,8 +53,10 @@ def _start(journal: Journal, config: StudyConfig) -> tuple[Capture, Hooks]:
     def at_exit() -> None:
         if os.getpid() == capture.pid:
             with suppress(KeyboardInterrupt):  # no traceback of ours: what is written will do
-                capture.leave("error" if capture.error else "itself")
-                capture.end()
+                try:
+                    capture.leave("error" if capture.error else "itself")
+                finally:
+                    capture.end()
 
     Endings(capture, hooks.patches, at_exit)
     hooks.install()

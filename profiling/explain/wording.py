@@ -1,5 +1,6 @@
 """The verdict in words: the headline, and the sentences that carry it. Pure."""
 
+import statistics
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -180,9 +181,9 @@ def _of_gaps(measured: Measured) -> list[str]:
     recording = measured.recording
     steps = sorted((one for one in recording.steps if one.rank == 0), key=lambda step: step.start_s)
     training = [step for step in steps if step.phase == "train"]
-    if not training or measured.unit != "samples/s":
+    if not training or measured.rates.now is None or measured.unit != "samples/s":
         return []
-    gaps_s, until_s = -_beginnings_s(recording, training), training[0].start_s
+    gaps_s, until_s = -_of_passes_s(recording, training), training[0].start_s
     for step in (one for one in steps if training[0].start_s <= one.start_s <= training[-1].start_s):
         gaps_s += max(0.0, step.start_s - until_s)
         until_s = max(until_s, step.start_s + step.duration_s)
@@ -195,17 +196,24 @@ def _of_gaps(measured: Measured) -> list[str]:
             places[function_of(place)] += seconds
     top = max(places, key=lambda place: places[place], default="")
     where = f" (most of it in {top})" if top and 0.5 * gaps_s <= places[top] <= 1.5 * gaps_s else ""
-    rate = sum(step.samples for step in training) / (train_s + gaps_s)
+    rate = measured.rates.now.value * train_s / (train_s + gaps_s)
     return [
         f"Between its loops the script spends {units.seconds(gaps_s)} beside {units.seconds(train_s)} of training"
         f"{where}: no rate and no share has it; with it, it is {units.rate(rate, measured.unit)}."
     ]
 
 
-def _beginnings_s(recording: Recording, training: Sequence[Step]) -> float:
-    """What passes behind the first that trains took to begin and end, which is told elsewhere."""
-    behind = [one for one in recording.passes if one.rank == 0 and one.epoch > training[0].epoch]
-    return sum(one.start_s + (one.end_s or 0.0) for one in behind)
+def _of_passes_s(recording: Recording, training: Sequence[Step]) -> float:
+    """What passes over the same loader behind the first took to begin, but for the first batch, and to end; and the
+    last step of those that broke off, which is no row."""
+    firsts = {step.epoch: step for step in reversed(training)}
+    of_step_s = statistics.median(step.duration_s - step.pause_s for step in training)
+    seconds = 0.0
+    for one in recording.passes:
+        if one.rank == 0 and one.loader == training[0].loader and one.epoch in firsts:
+            begins_s = max(0.0, one.start_s - firsts[one.epoch].wait_s) if one.epoch > training[0].epoch else 0.0
+            seconds += begins_s + (of_step_s if one.end_s is None else one.end_s)
+    return seconds
 
 
 def _of_the_ceiling(measured: Measured) -> list[str]:

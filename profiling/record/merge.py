@@ -73,7 +73,8 @@ def merge(journal: Journal, *, origin: float, script: Script, sampler: Sampled |
     windows = {one["rank"]: Windows([step for step in training if step.rank == one["rank"]]) for one in trainers}
     times: list[ThreadTime] = []
     for one in trainers:
-        total = RowSum(journal.rows(f"main-{one['pid']}", TimeRow), windows[one["rank"]], origin)
+        anywhere = Windows(sorted(by_trainer[one["pid"]], key=lambda step: step.start_s), every=True)
+        total = RowSum(journal.rows(f"main-{one['pid']}", TimeRow), windows[one["rank"]], origin, anywhere)
         times.append(ThreadTime(**total.thread(), rank=one["rank"], pid=one["pid"]))
     series = list(sampler.recorded) if sampler else []
     files = journal.read("files") or {"paths": [], "changing": None}

@@ -20,9 +20,10 @@ class Windows:
     """The measured training time of one rank: where workers' and trainers' rows count. All counts when nothing was
     measured, so that a very short run still says something."""
 
-    def __init__(self, steps: Iterable[Step]) -> None:
+    def __init__(self, steps: Iterable[Step], *, every: bool = False) -> None:
+        """`every`: also of steps that are not measured."""
         self._spans: list[tuple[float, float]] = []
-        for step in filter(without_pause, steps):
+        for step in steps if every else filter(without_pause, steps):
             start, end = step.start_s, step.start_s + step.duration_s
             if self._spans and start - self._spans[-1][1] < 1e-3:
                 self._spans[-1] = (self._spans[-1][0], end)
@@ -57,7 +58,8 @@ def without_pause(step: Step) -> bool:
 class RowSum:
     """Time rows, each by the share of its time that was measured."""
 
-    def __init__(self, rows: list[TimeRow], windows: Windows, origin: float) -> None:
+    def __init__(self, rows: list[TimeRow], windows: Windows, origin: float, anywhere: Windows | None = None) -> None:
+        """`anywhere`: all its steps, outside which it is `apart`."""
         self.stages, self.stages_cpu, self.transforms, functions = (defaultdict[str, float](float) for _ in range(4))
         delays, self._beside, self._apart = (defaultdict[str, float](float) for _ in range(3))
         self.batches = self.samples = self.cpu_s = self.ticks = 0.0
@@ -65,9 +67,10 @@ class RowSum:
         """By row: seconds by stage, and samples."""
         for row in rows:
             share = windows.share(row.t0 - origin, row.t1 - origin)
-            if windows.amid(row.t0 - origin, row.t1 - origin):
+            if anywhere and windows.amid(row.t0 - origin, row.t1 - origin):
+                apart = 1.0 - anywhere.share(row.t0 - origin, row.t1 - origin)
                 for name, seconds in row.functions.items():
-                    self._apart[name.partition(" ")[2]] += (1.0 - share) * seconds
+                    self._apart[name.partition(" ")[2]] += apart * seconds
             if share <= 0:
                 continue
             for sums, more in (

@@ -1,6 +1,7 @@
-"""Weights whose gradients are computed although no optimiser steps on them: of a teacher, or of a part of the model
-that was not handed over. Nothing of the script's own is called."""
+"""Weights whose gradients are computed although no optimiser has them: of a teacher, or of a part of the model that
+was not handed over. Nothing of the script's own is called."""
 
+import gc
 import sys
 import weakref
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from feedline.profiling.watch.parts import has_weights
 from feedline.profiling.watch.rules import frames
 
 MOST_LOOKS = 200  # at the forward pass: by then its models are known
-LOOKED_AT = {2, 8, 32, 128}  # optimiser steps at which gradients are looked at: an optimiser may step seldom
+LOOKED_AT = {2, 8, 32, 128}  # steps of optimisers at which a look begins; the same one's next step ends it
 MOST_NAMES = 2
 
 
@@ -21,9 +22,10 @@ class Gradients:
     def __init__(self) -> None:
         self._looks = self._steps = 0
         self._models = dict[int, weakref.ref[Any]]()
-        self._optimizers = dict[int, weakref.ref[Any]]()
-        self._trained = dict[int, weakref.ref[Any]]()
-        self._found = dict[int, weakref.ref[Any]]()  # weights that have a gradient as an optimiser steps
+        self._by: int | None = None  # the optimiser at whose step a look has begun
+        self._before = dict[int, tuple[int, weakref.ref[Any], int]]()
+        """By weight: its version, its gradient and the version of that, as the look began."""
+        self._told = dict[str, Any]()
 
     def see_forward(self, frame: FrameType) -> None:
         self._looks += 1
@@ -31,45 +33,56 @@ class Gradients:
             return
         outermost = next((one for one in reversed(list(frames(frame))) if has_weights(one)), None)
         model = UNKNOWN if outermost is None else variable("self", outermost, local=True)
-        if model is not UNKNOWN:
-            self._models.setdefault(id(model), weakref.ref(model))
+        if model is not UNKNOWN and self._models.get(id(model), lambda: None)() is not model:
+            self._models[id(model)] = weakref.ref(model)
+
+    def told(self) -> dict[str, Any]:
+        """Keys of `Compute`."""
+        return self._told
 
     def stepping(self, optimizer: Any) -> None:
         """Called before each step of an optimiser, by the thread that asks for it."""
         self._steps += 1
-        if id(optimizer) not in self._optimizers:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
-            self._see_trained(optimizer)
-        if self._steps in LOOKED_AT:
-            with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
-                for model in _alive(self._models):
-                    found = (one for one in _weights(model) if one.requires_grad and one.grad is not None)
-                    self._found |= {id(one): weakref.ref(one) for one in found}
+        if self._steps not in LOOKED_AT and id(optimizer) != self._by:
+            return
+        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+            if id(optimizer) == self._by:
+                self._by, self._told = None, quietly(self._unused) or {}
+            else:
+                self._by = id(optimizer)
+                self._before = {id(one): (one._version, weakref.ref(one.grad), one.grad._version)
+                                for one in self._with_gradients()}  # fmt: skip
 
-    def _see_trained(self, optimizer: Any) -> None:
-        weights = (one for group in getattr(optimizer, "param_groups", []) for one in group.get("params", []))
-        self._trained |= {id(one): weakref.ref(one) for one in weights}
+    def _with_gradients(self) -> list[Any]:
+        weights = (one for model in self._alive() for one in _weights(model))
+        return [one for one in weights if one.requires_grad and one.is_leaf and one.grad is not None]
 
-    def told(self) -> dict[str, Any]:
-        """Keys of `Compute`. Nothing where no optimiser steps on any weight of these models: it may have copies."""
-        return quietly(self._unused) or {}
+    def _alive(self) -> list[Any]:
+        return [one for ref in list(self._models.values()) if (one := ref()) is not None]
 
     def _unused(self) -> dict[str, Any]:
-        for optimizer in _alive(self._optimizers):  # weights may have been added to it
-            self._see_trained(optimizer)
-        trained, found = (set(map(id, _alive(known))) for known in (self._trained, self._found))
-        unused = [one for one in _alive(self._found) if id(one) not in trained]
-        if not unused or not found & trained:
+        """Of weights that have got another gradient meanwhile, and that nobody has changed: they may have copies that
+        are trained, or be changed by hand."""
+        changed = [one for one in self._with_gradients() if self._has_changed(one)]
+        unused = {id(one): one for one in changed if one._version == self._before[id(one)][0]}
+        if not unused or len(unused) == len(changed):
             return {}
+        kind = sys.modules["torch"].optim.Optimizer
+        for optimizer in (one for one in gc.get_objects() if issubclass(type(one), kind)):  # one may step seldom
+            for group in optimizer.param_groups:
+                for weight in group["params"]:
+                    unused.pop(id(weight), None)
         parts = dict[str, int]()
-        for model in _alive(self._models):
-            _name(model, type(model).__name__, found, trained, parts)
+        for model in self._alive():
+            _name(model, type(model).__name__, unused, parts)
         largest = sorted(parts, key=lambda name: -parts[name])[:MOST_NAMES]
-        return {"unused_gradients": sum(one.numel() for one in unused), "unused_in": largest}
+        return (
+            {"unused_gradients": sum(one.numel() for one in unused.values()), "unused_in": largest} if parts else {}
+        )
 
-
-def _alive(known: dict[int, "weakref.ref[Any]"]) -> list[Any]:
-    return [one for ref in list(known.values()) if (one := ref()) is not None]
+    def _has_changed(self, weight: Any) -> bool:
+        _, gradient, version = self._before.get(id(weight), (0, None, 0))
+        return gradient is not None and (gradient() is not weight.grad or version != weight.grad._version)
 
 
 def _children(module: Any) -> dict[str, Any]:
@@ -82,14 +95,14 @@ def _weights(module: Any) -> Iterator[Any]:
         yield from _weights(child)
 
 
-def _name(module: Any, path: str, found: set[int], trained: set[int], parts: dict[str, int]) -> None:
-    """Of the largest parts of which nothing is trained, how many weights have gradients."""
-    mine = {id(one): one.numel() for one in _weights(module) if id(one) in found}
-    if mine.keys() - trained and not mine.keys() & trained:
-        parts[path] = sum(mine.values())
-    elif mine.keys() - trained:
-        own = [one.numel() for one in vars(module)["_parameters"].values() if id(one) in found - trained]
-        if own:
-            parts[path] = sum(own)
-        for name, child in _children(module).items():
-            _name(child, f"{path}.{name}", found, trained, parts)
+def _name(module: Any, path: str, unused: dict[int, Any], parts: dict[str, int]) -> None:
+    """The largest parts of which no weight is used, with how many these are."""
+    mine = {id(one): one for one in _weights(module)}
+    if mine and mine.keys() <= unused.keys():
+        parts[path] = parts.get(path, 0) + sum(one.numel() for one in mine.values())
+        return
+    for name, weight in vars(module)["_parameters"].items():
+        if id(weight) in unused:
+            parts[f"{path}.{name}"] = weight.numel()
+    for name, child in _children(module).items():
+        _name(child, f"{path}.{name}", unused, parts)

@@ -116,6 +116,7 @@ class Hooks:
     def _time_steps(self, optimizers: Any) -> None:
         """By what torch calls before and after an optimiser's step."""
         capture, clock = self.capture, time.perf_counter
+        compiling = getattr(getattr(optimizers.torch, "compiler", None), "is_compiling", bool)
         started = 0.0
 
         def before(optimizer: Any, *_: Any) -> None:
@@ -123,7 +124,8 @@ class Hooks:
             if capture.active:
                 if capture.facts.optimizer is None:
                     capture.facts.see_optimizer(optimizer)
-                capture.costing(quietly, lambda: capture.gradients.stepping(optimizer))
+                if not compiling():  # it would take this for a part of the step
+                    capture.costing(quietly, lambda: capture.gradients.stepping(optimizer))
             started = clock()
 
         def after(optimizer: Any, *_: Any) -> None:

@@ -43,6 +43,7 @@ SIDE_WORK = (
 )
 """Packages that compute for themselves, with torch and gradients, too: the model that is trained is not theirs, or is
 taken apart there."""
+QUERIES = r"_?sqlite3\b.*"  # who asks a database in a loop reads samples; in a dataset it is what prepares them
 CALLS_OF_C = r"/torch/((nn/)?functional|_tensor|_lowrank|_linalg_utils)\.py:"
 """What torch has in Python around its C code."""
 HANDS_OVER = r"/(queue|multiprocessing/queues)\.py:\w+\.put$"
@@ -158,6 +159,8 @@ def _is(frame: FrameType, call: str | None, places: str, calls: str) -> bool:
 def _reads(frame: FrameType, call: str | None) -> bool:
     """Whether a frame, or the C function that it calls, reads or decodes samples of any kind."""
     evident = call if call and not re.fullmatch(NO_READING, call) else None
+    if evident and re.fullmatch(QUERIES, evident):
+        return True
     stage = WORKER.stage_of(frame.f_code, frame.f_lineno) or (WORKER.stage_of_call(evident) if evident else None)
     return stage is not None and STAGES[stage].makes
 

@@ -170,8 +170,8 @@ COMPOSERS = (
     r"|/monai/transforms/compose\.py:|/torchio/transforms/.*/composition\.py:|/ultralytics/data/augment\.py:Compose\."
 )
 """Frames (file:qualified name) that call one transform after the other: the frame they called is the transform."""
-PARSES = r"/numpy/lib/_?npyio\w*\.py:(_read|loadtxt|genfromtxt|fromregex)$|/pandas/io/"
-"""Frames of libraries that read text: what that takes is the parsing."""
+PARSES = r"/numpy/lib/_?npyio\w*\.py:(_read|loadtxt|genfromtxt|fromregex)$|/pandas/io/(parsers|json|html|xml|excel)/"
+"""Frames of libraries that read text: what that takes is the parsing, unless they are blocked in a read."""
 BLOCKED = {SLEEP: "blocked", WAIT: "blocked", READ: "read", LOCK: "lock"}
 """What a worker's thread is blocked in -> the stage, where no rule knows better."""
 FETCH = "/torch/utils/data/_utils/fetch.py"
@@ -198,7 +198,7 @@ def classify(frame: FrameType | None, blocked: Callable[[], str | None] = lambda
         code = one.f_code
         if is_ours(code.co_filename):
             continue
-        unpacks = is_in(code, PARSES)
+        unpacks = is_in(code, PARSES) and blocked() != READ
         stage = "decode" if unpacks else WORKER.stage_of(code, one.f_lineno)
         if stage in (None, "read") and one is frame and (call := called(one)):
             told = WORKER.stage_of_call(call)  # an archive's members are unpacked

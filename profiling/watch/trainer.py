@@ -48,7 +48,7 @@ STEP = "training_step"  # Lightning's name for what stands in the loop elsewhere
 LOADER, DRAW = "/torch/utils/data/dataloader.py", "_next_index"  # torch's function that asks a sampler
 NETWORK = r"_?(socket|ssl)\b.*"  # calls that wait for it
 MOST_THREADS = 16
-CUT_S, BETWEEN_S = 0.1, 0.02  # the least time of a row that is handed on; where loops begin and end
+BETWEEN_S = 0.02  # the least time of a row of looks that ends where a pass begins or ends
 STEPS_SEEN, ONE_IN = 3, 8  # first steps of a pass at which its stack is looked at; of later ones one in so many
 
 
@@ -82,7 +82,7 @@ class TrainerWatch:
         self._steps_seen, self._trains = 0, False
         self._row: tuple[StepRow | None, bool, float] = None, False, 0.0
         """The loop's row as the last look began, whether it had been trained on then, and for how long."""
-        self._apart = self._begun = False  # it is between two passes; one has begun since rows of looks were cut
+        self._apart = False  # it is between two passes
         self._held: list[tuple[Place, Place, float, Spent]] = []
         self._held_for: tuple[StepRow | None, float] = None, 0.0
         self._prepares = set[str]()
@@ -179,15 +179,13 @@ class TrainerWatch:
             self._watched.flush()
 
     def _cut(self, row: StepRow | None, seconds: float) -> None:
-        """What is of no step is told apart: what the script does between two passes, and, mostly, behind a batch that
-        it draws and then leaves its loop. Not how a pass begins, which is told of the loop."""
-        begins = row is None and (self._watched.asking is not None or self._watched.ours[self.thread] > 0)
-        apart, was_apart = row is None and not begins, self._apart
-        if apart != was_apart or (row is not self._row[0] and not self._begun):
+        """What the script does between two passes is of no step, and told apart. How a pass begins is told of the
+        loop."""
+        apart = row is None and self._watched.asking is None and not self._watched.ours[self.thread]
+        if apart != self._apart:
             looked = time.perf_counter() - (0.0 if apart else seconds)  # at a gap's end: the last time within it
-            self._main.cut(self.sampler.cpu_s, looked, BETWEEN_S if apart != was_apart else CUT_S)
-            self._begun = False
-        self._apart, self._begun = apart, begins or self._begun
+            self._main.cut(self.sampler.cpu_s, looked, BETWEEN_S)
+            self._apart = apart
 
     def _see_beside(self, frames_by_thread: dict[int, FrameType]) -> None:
         """What the process's other Python threads compute meanwhile: they share its cores, and Python's lock."""

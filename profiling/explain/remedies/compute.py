@@ -39,6 +39,9 @@ LEAST_UNUSED = 0.1  # share of all weights that get gradients, from which these 
 SOME = 0.05  # share of the script's own Python, for sure, from which it is worth a word
 OF_HALF = 0.55
 """A model takes 2 to the power of that as long alone with half the threads: 1.05 to 1.7 times (NOTES)."""
+ONLY_TRAINED = """trained = {id(w) for group in optimizer.param_groups for w in group["params"]}  # of all optimisers
+for weight in model.parameters():  # of a teacher, too; before the first step, and before DDP wraps it
+    weight.requires_grad_(id(weight) in trained)"""
 CHANNELS_LAST = """model = model.to(memory_format=torch.channels_last)
 images = images.to(memory_format=torch.channels_last)"""
 AUTOCAST = """with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -126,15 +129,13 @@ def unused_gradients(at: Situation) -> Iterable[Change]:
     backward = parts_of(at.recording).get("backward", 0.0) if at.measured.machine.on_cpu else 2 / 3 * shares.compute
     left = 1.0 - min(0.9, backward / (1.0 - min(shares.data, 0.9)))
     where = " and ".join(compute.unused_in)
-    parts = [(whole, part) for whole, _, part in (name.partition(".") for name in compute.unused_in)]
-    lines = [f"{f'model.{part}' if part else whole.lower()}.requires_grad_(False)" for whole, part in parts]
     yield Change(
         family="gradients", remedy="no gradients that nothing uses", target=where, effort=Effort.CODE, at_most=True,
         then=replace(at.now, step_s=left * at.now.step_s, trainer_cpu_s=left * at.now.trainer_cpu_s),
         why=f"backward passes compute those of {unused:,} weights ({where}), and no optimiser uses them: this is "
         "what it would give if all of the backward pass were for these",
-        needs="that these weights shall not be trained: else hand them to the optimiser",
-        command="\n".join(f"{line}  # before the first step" for line in lines),
+        needs="that these weights shall not be trained: else hand them to an optimiser",
+        command=ONLY_TRAINED,
         extra_error=0.1, ceiling_times=math.inf,
     )  # fmt: skip
 

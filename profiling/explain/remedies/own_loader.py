@@ -202,8 +202,8 @@ def _why_workers(at: Situation, then: Throughput) -> str:
     if not then.workers:
         return "batches are ready when they are asked for: without workers nothing has to be handed over"
     if then.workers < at.now.workers:
-        more = f"there {'is' if at.now.workers == 1 else 'are'} {count_of(at.now.workers, 'worker')} now"
-        return "fewer workers leave the model more of the cores" if gains else Vain(more)
+        no_more = Vain(f"fewer would give no more than {count_of(at.now.workers, 'worker')}")
+        return "fewer workers leave the model more of the cores" if gains else no_more
     if handing_over(at):
         return Vain("batches are ready when they are asked for")
     if why := idle_workers(at):

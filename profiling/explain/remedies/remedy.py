@@ -224,4 +224,4 @@ def datasets_anew(at: Situation) -> bool:
 def opened_anew(at: Situation) -> str:
     """What its dataset holds open before it has workers."""
     held = ", ".join(at.measured.loader.opened) if at.measured.loader else ""
-    return held and f"{held} opened by each worker for itself: forked ones would move each other's place in the file"
+    return held and f"{held} opened by each worker for itself: workers cannot share what is open already"
