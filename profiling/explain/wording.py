@@ -64,6 +64,11 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
             f"Other programs took {units.number(machine.others_cores, 2)} of the {machine.cores:g} cores meanwhile: "
             "without them the script may be faster. The intervals are wider for it."
         )
+        if machine.on_cpu and verdict.bound == "compute" and measured.threads >= 2:
+            sentences[-1] += (
+                f" The model's {measured.threads:.0f} threads wait for each other wherever one has no core: beside "
+                "such programs OMP_NUM_THREADS=1 may be faster."
+            )
     beside, error, places = beside_model(measured.recording)
     if beside:
         most = f", most of them in {' and '.join(places)}" * bool(places)

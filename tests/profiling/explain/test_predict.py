@@ -328,6 +328,10 @@ def test_threads_that_wait_for_each_other_lose_what_each_of_them_lacks() -> None
         assert at(seen).now.step_s == pytest.approx(0.025 * (1 - measure(seen).crowded), rel=0.05)
     beside = crowded(1.6, 0.3, trainer_cpu_s=0.042)
     assert measure(beside).threads == 2 and measure(beside).crowded > 0.1 and measure(beside).machine.others_cores
+    for delay, told in ((0.3, True), (0.05, False)):  # with so little it fills one core
+        computing = diagnose(crowded(1.6, delay, trainer_cpu_s=0.045, wait_s=0.0))
+        assert computing.bound == "compute"
+        assert any("2 threads wait for each other" in one for one in computing.evidence) is told
     assert not of_family(beside, "threads"), "what fewer give beside other programs cannot be told"
     (fewer,) = of_family(filling, "threads")
     assert (fewer.settings, fewer.command.split()[0]) == ({"threads": 1}, "torch.set_num_threads(1)")
