@@ -26,7 +26,7 @@ class Windows:
         for step in steps if every else filter(without_pause, steps):
             start, end = step.start_s, step.start_s + step.duration_s
             if self._spans and start - self._spans[-1][1] < 1e-3:
-                self._spans[-1] = (self._spans[-1][0], end)
+                self._spans[-1] = (self._spans[-1][0], max(end, self._spans[-1][1]))
             else:
                 self._spans.append((start, end))
         self._starts = [start for start, _ in self._spans]

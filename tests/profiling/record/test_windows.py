@@ -5,7 +5,7 @@ import random
 import pytest
 
 from feedline.profiling.record.journal import TimeRow
-from feedline.profiling.record.recording import ThreadTime
+from feedline.profiling.record.recording import Step, ThreadTime
 from feedline.profiling.record.windows import RowSum, Windows
 
 
@@ -53,3 +53,15 @@ def test_cost_of_a_sample_has_the_error_of_its_blocks() -> None:
         for s in range(9)
     ]
     assert 1e-5 < (RowSum(rows, Windows(()), 0.0).sample_error_s() or 0.0) < 1e-3
+
+
+def test_what_is_of_no_step_is_apart() -> None:
+    """Neither evaluations are, nor those amid a step."""
+    spans = [(0.0, 1.0, "train"), (1.0, 1.0, "eval"), (3.0, 2.0, "train"), (3.5, 0.5, "eval")]
+    steps = [Step(start_s=at, wait_s=0.0, duration_s=s, samples=8, phase=phase) for at, s, phase in spans]
+    places = ["a.py:train:1", "a.py:validate:2", "a.py:rebuild:3", "a.py:validate:2", "a.py:train:1"]
+    rows = [TimeRow(at, at + 1.0, {"python": 1.0}, {}, {}, {f"python {place}": 1.0}, 0, 0, 1.0, 50)
+            for at, place in enumerate(places)]  # fmt: skip
+    windows = Windows(step for step in steps if step.phase == "train")
+    apart_s = RowSum(rows, windows, 0.0, Windows(steps, every=True)).thread()["apart_s"]
+    assert {place: s for place, s in apart_s.items() if s} == {"a.py:rebuild:3": 1.0}
