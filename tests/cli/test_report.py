@@ -194,6 +194,11 @@ def test_text_that_is_no_text_is_shown_all_the_same(tmp_path: Path) -> None:
     assert report_on(tmp_path, edited((("script", "argv"), ["train-\udcff.py"]), (("notes",), ["\ud800"]))) is None
 
 
+@pytest.mark.parametrize("numbers", [[[]], [[0.5] * 3], [[0.5], [0.5]]])
+def test_a_mean_and_std_that_are_none_are_left_out(tmp_path: Path, numbers: list[list[float]]) -> None:
+    assert report_on(tmp_path, edited((("loaders", 0, "normalize"), numbers))) is None
+
+
 def places(node: Any, where: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     if where:
         yield where

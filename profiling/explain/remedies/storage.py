@@ -202,7 +202,7 @@ def _loader_lines(at: Situation, loader: LoaderSeen, count: int) -> str:
         on_gpu = on_gpu or ', device="cpu"'
         more = ",\n                mean=MEAN, std=STD"
         gives = "floats NCHW: (x / 255 - MEAN) / STD, three numbers each, 0 and 1 where you do not normalise"
-        if loader.normalize:
+        if [len(of) for of in loader.normalize] == [3, 3]:
             mean, std = (", ".join(f"{value:.6g}" for value in of) for of in loader.normalize)
             more, gives = f",\n                mean=({mean}), std=({std})", "floats NCHW, normalised as yours"
     if own_transforms(at):
