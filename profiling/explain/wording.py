@@ -10,7 +10,7 @@ from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.bound import THRESHOLDS, WORDS, Judged
 from feedline.profiling.explain.cause import Cause, spent_in
 from feedline.profiling.explain.measure.main_thread import beside_model, parts_of
-from feedline.profiling.explain.measure.rates import ERRORS_90, evaluations_wait
+from feedline.profiling.explain.measure.rates import ERRORS_90, evaluations, evaluations_wait
 from feedline.profiling.explain.measure.situation import DATA_BOUND, HARDLY, Measured
 from feedline.profiling.explain.measure.workers import FEW_LOOKS, function_of, kept
 from feedline.profiling.explain.predict import Cold, cold_epoch
@@ -129,8 +129,15 @@ def _of_pauses(measured: Measured) -> list[str]:
         whose = f" (num_workers={next(iter(workers))})" if len(workers) == 1 else ""
         words += f", and {units.percent(waits)} of the whole is waiting for batches of their own DataLoader{whose}"
         sent = max((one.batch_tensors or 0 for one in recording.loaders if one.phase == "eval"), default=0)
-        if "0" in workers and sent < MANY_TENSORS:
-            most, count = units.times(1.0 / (1.0 - waits)), min(2, int(measured.machine.cores))
+        most, count = units.times(1.0 / (1.0 - waits)), min(2, int(measured.machine.cores))
+        passes = Counter((one.rank, one.loader, one.epoch) for one in evaluations(recording, recording.measured()))
+        if workers and 2 * len(passes) > passes.total():  # `next(iter(held_out))`
+            cure.append(
+                "It begins anew for each of these batches. Where one iterator is kept, its workers have the next one "
+                f"ready, for up to {most} of the whole: batches = iter(DataLoader(…, num_workers={count})), and "
+                "next(batches), until it ends."
+            )
+        elif "0" in workers and sent < MANY_TENSORS:
             line = f"DataLoader(…, num_workers={count}, persistent_workers=True)"
             cure.append(f"Workers would make these batches meanwhile, for up to {most} of the whole: {line}.")
     return [f"{words}: no rate and no share has them.", *cure]

@@ -4,7 +4,8 @@ A row opens when a batch is asked for and closes when the next one is asked for;
 another's open row (an evaluation inside a training step) is that row's pause. A pass of fewer batches in there is
 part of the step, and one that began before is beside it (`zip(a, b)`): the row waits for their batches too. Where
 that hands out many in one row, none of them trained on, it evaluates (`next(held_out)`, again and again) and has come
-into the row with the first of them; unless it does so in row after row.
+into the row with the first of them; unless it does so in row after row. So does one of fewer that was begun in
+there, behind the training step (`next(iter(held_out))`), unless the row before had one too.
 
 Where the thread that trains asks no watched loader itself (a generator or a queue of the script's own, a thread that
 draws ahead), rows go from one step of its optimiser to the next, and what it waits is left to the sampler. What else
@@ -52,6 +53,7 @@ class Pass:
     waited_s: float = 0.0
     goes_round: bool = False
     """It follows one of the same loader that has ended beside another, whose row is its outer."""
+    anew: bool = False  # its loader had just said that there is no more
     begin_s: float = 0.0  # that `iter()` took
     first_got: float | None = None  # when its first batch had come
     asked: float = 0.0  # when its last batch was asked for
@@ -117,11 +119,12 @@ class Loop:
         self._open = [one for one in self._open if one not in left]
         epoch, thread = self._epochs[loader], threading.get_ident()
         outer = self.row
-        goes_round = outer is None and self._over == loader
+        anew = self._over == loader
+        goes_round = outer is None and anew
         if goes_round:
             outer = max((one.row for one in self._open if one.row), key=lambda row: row.start_s, default=None)
         begun = Pass(loader, epoch, now, in_trainer, outer, now, thread, background)
-        begun.restart, begun.goes_round = bool(left), goes_round
+        begun.restart, begun.goes_round, begun.anew = bool(left), goes_round, anew
         self._epochs[loader] += 1
         if not background:
             for other in (*self._open, *filter(None, [self.own])):
@@ -221,9 +224,10 @@ class Loop:
 
     def _take_in(self, inner: Pass, row: StepRow, host: Pass, now: float) -> None:
         """A pass that was begun in the row and has not ended. What was done since its last batch belongs to the row's
-        step. One of many batches was an evaluation, broken off as in `if i == 50: break`; one of few, as
-        `next(iter(held_out))` is, was part of the step, and so is one that goes on in every row. Whether that goes on
-        is not known: it is forgotten until it does."""
+        step. One of many batches was an evaluation, broken off as in `if i == 50: break`, and so was one of few
+        behind a training step, now and then; what goes on in every row is part of the step, and so are other few
+        batches. Whether these go on is not known: they are forgotten until they do."""
+        behind = row.trained and inner.outer is row and inner.row is not None and not inner.row.trained
         if inner.row is not None:
             row.trained |= inner.row.trained
             inner.row.trained = False
@@ -231,11 +235,14 @@ class Loop:
                 setattr(row, name, getattr(row, name) + getattr(inner.row, name))
                 setattr(inner.row, name, 0)
         many, goes_on = inner.batches >= EVAL_BATCHES, inner.resumed or inner.visit is not None
-        always = goes_on and host.before is not None and host.evaluated.get(inner.loader) is host.before
-        if many:
+        few = behind and not (many or goes_on or inner.anew)
+        always = host.before is not None and host.evaluated.get(inner.loader) is host.before
+        if many or few:
             host.evaluated[inner.loader] = row
-        if many and not always:
+        if (many and not (always and goes_on)) or (few and host.before is not None and not always):
             ended = inner.row.start_s + inner.row.wait_s if inner.row else now
+            if few and inner.row is not None and inner.batches == 1:  # its beginning is of its one wait
+                inner.row.start_s, inner.row.wait_s = inner.started, ended - inner.started
             self.close(inner, ended)
             self.finish(inner, ended)
             return

@@ -94,16 +94,21 @@ def seconds_of(steps: Sequence[Step]) -> float:
     return sum(max(0.0, step.duration_s - step.pause_s) for step in steps) / max(len(ranks), 1)
 
 
+def evaluations(recording: Recording, steps: Sequence[Step]) -> list[Step]:
+    """Batches of evaluations amid these steps."""
+    pauses = sorted((step.rank, step.start_s, step.start_s + step.duration_s) for step in steps if step.pause_s)
+
+    def within(step: Step) -> bool:
+        before = bisect.bisect_right(pauses, (step.rank, step.start_s, math.inf)) - 1
+        return before >= 0 and pauses[before][0] == step.rank and step.start_s < pauses[before][2]
+
+    return [step for step in recording.steps if step.phase != "train" and within(step)]
+
+
 def evaluations_wait(recording: Recording, steps: Sequence[Step]) -> float:
     """The share of these steps' whole time, pauses included, that evaluations amid them wait for their batches."""
-    pauses = sorted((step.rank, step.start_s, step.start_s + step.duration_s) for step in steps if step.pause_s)
-    waited = 0.0
-    for step in recording.steps:
-        if step.phase != "train":
-            before = bisect.bisect_right(pauses, (step.rank, step.start_s, math.inf)) - 1
-            within = before >= 0 and pauses[before][0] == step.rank and step.start_s < pauses[before][2]
-            waited += step.wait_s if within else 0.0
-    return waited / sum(step.duration_s for step in steps) if waited else 0.0
+    waited_s = sum(step.wait_s for step in evaluations(recording, steps))
+    return waited_s / sum(step.duration_s for step in steps) if waited_s else 0.0
 
 
 def waited_s(step: Step) -> float:

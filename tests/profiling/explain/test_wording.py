@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record import units
+from feedline.profiling.record.recording import Step
 from tests.profiling.recordings import made
 from tests.profiling.remedy_runs import SMALL
 
@@ -14,6 +17,23 @@ def test_evaluations_that_no_rate_has_are_said() -> None:
     steps = [replace(one, pause_s=0.09, duration_s=one.duration_s + 0.09) for one in seen.steps]
     said = diagnose(replace(seen, steps=steps)).evidence
     assert any("Evaluations and checkpoints amid the steps take 50 % of the whole time" in one for one in said)
+
+
+@pytest.mark.parametrize("each", [1, 4])
+def test_an_evaluation_that_waits_for_its_batches_is_told_what_has_them_ready(each: int) -> None:
+    """Workers; where a new iterator is asked for each batch, one that is kept."""
+    seen = made()
+    loaders = [*seen.loaders, replace(seen.loaders[0], id=1, phase="eval", num_workers=0)]
+    steps = [replace(one, pause_s=0.09, duration_s=one.duration_s + 0.09) for one in seen.steps]
+    batch = Step(start_s=0.0, wait_s=0.08 / each, duration_s=0.09 / each, samples=8, phase="eval", loader=1)
+    evaluated = [
+        replace(batch, start_s=one.start_s + 0.01 * number, epoch=epoch)
+        for epoch, one in enumerate(steps)
+        for number in range(each)
+    ]
+    said = " ".join(diagnose(replace(seen, loaders=loaders, steps=[*steps, *evaluated])).evidence)
+    assert ("It begins anew for each of these batches." in said) == (each == 1)
+    assert ("Workers would make these batches meanwhile" in said) == (each == 4)
 
 
 def test_a_script_that_fails_in_its_first_step_had_a_loader() -> None:

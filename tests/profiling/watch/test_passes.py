@@ -248,6 +248,25 @@ def test_an_evaluation_by_a_kept_iterator_in_a_loop_of_its_own_is_a_pause() -> N
     assert [number for number, step in enumerate(train) if step.pause_s > 0.1] == [19, 29]
 
 
+@pytest.mark.parametrize(("every", "behind"), [(1, True), (4, True), (4, False)])
+def test_a_batch_that_is_evaluated_now_and_then_behind_a_step_is_a_pause(every: int, behind: bool) -> None:
+    """One in each step is part of it, and one that may have been trained on is."""
+    train_on, held_out, training = DataLoader(data(320), batch_size=8), DataLoader(Slow(), batch_size=8), Training()
+    with Profile(resources=False) as seen:
+        for number, batch in enumerate(train_on):
+            if behind:
+                training.step(batch)
+            if number % every == 0:
+                training.model(next(iter(held_out))[0])
+            if not behind:
+                training.step(batch)
+    train, evaluated = steps(seen.recording, "train"), steps(seen.recording, "eval")
+    is_apart = every > 1 and behind
+    assert [number for number, step in enumerate(train) if step.pause_s > 0.01] == [*range(4, 40, 4)] * is_apart
+    assert len(evaluated) == 9 * is_apart and all(step.wait_s > 0.01 for step in evaluated)
+    assert sum(step.wait_s > 0.01 for step in train) >= (1 if is_apart else 40 // every - 1)
+
+
 def test_batches_that_a_step_draws_one_by_one_and_trains_on_are_no_evaluation() -> None:
     """As a critic's: five steps of it for one of the other."""
     noise, critic = DataLoader(data(80), batch_size=8), Training()
