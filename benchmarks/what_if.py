@@ -44,6 +44,7 @@ from feedline.profiling.record.recording import Recording, Trial
 
 MARGIN = 8 / 7  # of the stored short side over the crop: 256 px for 224, as everybody has it
 STEP_PX = 32
+SEVERAL = 2  # samples for each picture that was seen, all of these being known, from which a picture holds several
 MOST_RAW_PX = 128  # larger squares of pixels take more of the disk than most originals
 PSNR_SAMPLES = 24
 DRAFTED = 48  # samples, about, of which it is tried what `Image.draft` spares
@@ -97,6 +98,10 @@ def needless(recording: Recording) -> str:
         return "no rate was measured to compare with"
     if unwatched(at):
         return "its batches come from no loader that could be replaced by one"
+    files, samples = len(recording.sample_paths), at.dataset_samples or 0
+    several = recording.files_bytes is not None and SEVERAL * files < samples  # tars are read sample by sample
+    if several and any(is_image(path) for path in map(Path, own_paths(recording)) if path.is_file()):
+        return f"its {files:,} files hold {samples:,} samples, and shards would have one of each file"
     return "as far as was seen, the loop hardly waits for data" if at.hardly_waits else ""
 
 

@@ -26,9 +26,11 @@ OTHER_LOOPS = 0.5  # of the training's time, from which they are told of
 
 
 def headline(measured: Measured, verdict: Judged) -> str:
-    shares, bound = measured.trainer.shares, verdict.bound
+    shares, bound, share = measured.trainer.shares, verdict.bound, _paused(measured)
+    paused, whole = _pauses(measured.recording)[0], f"{units.percent(share)} of the whole"
     if bound is None:
-        return f"Cannot tell: {verdict.why}."
+        apart = f" {paused[0].upper()}{paused[1:]} take {whole}." * (share >= MUCH_PAUSED)
+        return f"Cannot tell: {verdict.why}.{apart}"
     close = f", close to {' and '.join(verdict.close)}-bound" if verdict.close else ""
     name = f"{bound.capitalize()}-bound{close}"
     if bound == "data" and shares.data < THRESHOLDS["data"]:
@@ -41,8 +43,7 @@ def headline(measured: Measured, verdict: Judged) -> str:
         "trainer": f"{units.percent(shares.trainer)} of the time is the script's own Python",
         "compute": f"{model} {units.percent(shares.compute)} of the time",
     }[bound]
-    share = _paused(measured)
-    apart = f", apart from evaluations and checkpoints: {units.percent(share)} of the whole" * (share >= MUCH_PAUSED)
+    apart = f", apart from {paused}: {whole}" * (share >= MUCH_PAUSED)
     return f"{name}: {words}{apart}."
 
 
@@ -64,9 +65,10 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
             f"Other programs took {units.number(machine.others_cores, 2)} of the {machine.cores:g} cores meanwhile: "
             "without them the script may be faster. The intervals are wider for it."
         )
-        if machine.on_cpu and verdict.bound == "compute" and measured.threads >= 2:
+        threads = max(measured.threads, measured.recording.compute.threads or 1)
+        if machine.on_cpu and verdict.bound == "compute" and threads >= 2:
             sentences[-1] += (
-                f" The model's {measured.threads:.0f} threads wait for each other wherever one has no core: beside "
+                f" The model's {threads:.0f} threads wait for each other wherever one has no core: beside "
                 "such programs OMP_NUM_THREADS=1 may be faster."
             )
     beside, error, places = beside_model(measured.recording)
@@ -118,20 +120,27 @@ def _paused(measured: Measured) -> float:
     return share if share >= PAUSED else 0.0
 
 
+def _pauses(recording: Recording) -> tuple[str, bool]:
+    """What they are, and whether it is mostly `next(iter(held_out))`."""
+    passes = Counter((one.rank, one.loader, one.epoch) for one in evaluations(recording, recording.measured()))
+    single = 2 * len(passes) > passes.total()
+    return "batches that only some steps begin a loader for" if single else "evaluations and checkpoints", single
+
+
 def _of_pauses(measured: Measured) -> list[str]:
     if not (share := _paused(measured)):
         return []
     recording, cure = measured.recording, list[str]()
     waits = evaluations_wait(recording, recording.measured())
-    words = f"Evaluations and checkpoints amid the steps take {units.percent(share)} of the whole time"
+    pauses, single = _pauses(recording)
+    words = f"{pauses[0].upper()}{pauses[1:]} amid the steps take {units.percent(share)} of the whole time"
     if waits >= DATA_BOUND:
         workers = {str(one.num_workers) for one in recording.loaders if one.phase == "eval" and one.kind == "torch"}
         whose = f" (num_workers={next(iter(workers))})" if len(workers) == 1 else ""
         words += f", and {units.percent(waits)} of the whole is waiting for batches of their own DataLoader{whose}"
         sent = max((one.batch_tensors or 0 for one in recording.loaders if one.phase == "eval"), default=0)
         most, count = units.times(1.0 / (1.0 - waits)), min(2, int(measured.machine.cores))
-        passes = Counter((one.rank, one.loader, one.epoch) for one in evaluations(recording, recording.measured()))
-        if workers and 2 * len(passes) > passes.total():  # `next(iter(held_out))`
+        if workers and single:
             cure.append(
                 "It begins anew for each of these batches. Where one iterator is kept, its workers have the next one "
                 f"ready, for up to {most} of the whole: batches = iter(DataLoader(…, num_workers={count})), and "

@@ -83,6 +83,8 @@ class Compute:
     parameters: int | None = None
     optimizer: str | None = None
     world_size: int = 1
+    threads: int | None = None
+    """That torch computes an operation with on the CPU."""
     items: int = 0
     """Hidden synchronisations in measured training steps: `.item()`, `.cpu()`, `.tolist()` and the like."""
     items_s: float = 0.0

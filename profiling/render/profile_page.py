@@ -12,13 +12,14 @@ from feedline.pipeline.base.text import count_of
 from feedline.profiling.explain.difference import Versus, rates_of
 from feedline.profiling.explain.hot_lines import LineProfile
 from feedline.profiling.explain.measure.main_thread import parts_of
-from feedline.profiling.explain.measure.rates import Rate, median_rate
+from feedline.profiling.explain.measure.rates import ERRORS_95, Rate, median_rate
 from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
 from feedline.profiling.explain.measure.workers import Workers, looked_error
 from feedline.profiling.explain.verdict import Diagnosis, known_shares
 from feedline.profiling.record import units
 from feedline.profiling.record.journal import LegName
 from feedline.profiling.record.recording import Gpu, Leg, Line
+from feedline.profiling.record.uncertainty import look_error
 from feedline.profiling.render import report_time
 from feedline.profiling.render.charts import OF_STEP
 from feedline.profiling.render.report_remedies import first_to_do, in_vain, what_helps, what_may_help
@@ -46,6 +47,7 @@ LEG_NAMES: dict[LegName, str] = {
 }  # fmt: skip
 OF_LOOP = "share of the loop's time"
 MOST_TRANSFORMS = 10
+LOCKED_S = 2e-4  # that one may be seen for another: the switch interval of `watch.sampler`
 MOST_ROWS = 16
 
 
@@ -190,12 +192,24 @@ def _storage(diagnosis: Diagnosis) -> Section | None:
 
 
 def _transforms(workers: Workers) -> Bars | None:
-    seconds = workers.transforms
-    if len(seconds) < 2 or not workers.samples:
+    """With a core to itself. Their error is that of so many looks, and that a look falls on what gives Python's lock
+    up next."""
+    seconds, seen = workers.transforms, [worker for worker, _ in workers.each]
+    whole_s, stage_s = sum(one.seconds for one in seen), sum(one.stages.get("transform", 0.0) for one in seen)
+    if len(seconds) < 2 or not workers.samples or not stage_s:
         return None
-    ranked = sorted(seconds, key=lambda name: -seconds[name])[:MOST_TRANSFORMS]
-    rows = [Bar(label=name, value=1e3 * seconds[name] / workers.samples) for name in ranked]
-    note = "Parts of the stage transform; the error of each is not known."
+    alone = workers.stage_alone_s["transform"] * workers.samples / stage_s
+
+    def bar(name: str) -> Bar:
+        value, share = alone * seconds[name] / workers.samples, min(1.0, seconds[name] / whole_s)
+        looks_s = ERRORS_95 * look_error(share, workers.looks) * alone * whole_s / workers.samples
+        low, high = max(0.0, value - looks_s - LOCKED_S), value + looks_s + LOCKED_S
+        return Bar(label=name, value=1e3 * value, low=1e3 * low, high=1e3 * high)
+
+    rows = [bar(name) for name in sorted(seconds, key=lambda name: -seconds[name])[:MOST_TRANSFORMS]]
+    if not any(row.low for row in rows):
+        return None
+    note = "Parts of the stage transform, with a core to itself."
     return Bars(rows=rows, title="By transform", unit="ms per sample", value_name="time", note=note)
 
 

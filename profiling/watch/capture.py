@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -382,7 +383,7 @@ class Capture:
             "pid": self.pid,
             "rank": self.rank,
             "loaders": self.loaders.told(),
-            "facts": vars(self.facts) | self.gradients.told(),
+            "facts": asdict(self.facts) | self.gradients.told(),
             "optimizer_steps": self.optimizer_steps,
             "ended_by": self.ended_by,
             "error": self.error,

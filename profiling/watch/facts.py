@@ -320,6 +320,11 @@ class Loaders:
 class Facts(Compute):
     """What is seen of the model and its steps, as it is seen."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._optimizers = weakref.WeakSet[Any]()
+        self._sizes, self._largest = dict[int, int](), 0  # of weights, by their ids; of the largest optimiser
+
     def see_usage(self, before: resource.struct_rusage) -> None:
         """A training step has ended; `before` is what the kernel said as it began."""
         after = resource.getrusage(resource.RUSAGE_SELF)
@@ -338,13 +343,22 @@ class Facts(Compute):
             self.world_size = int(quietly(distributed.get_world_size) or 1)
         else:  # WORLD_SIZE without a rank is left over from another job
             self.world_size = 1 if rank() is None else _number("WORLD_SIZE") or 1
+        threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
+        self.threads = None if threads is None else quietly(threads)
 
     def see_optimizer(self, optimizer: Any) -> None:
-        """Called at an optimiser's first step: what it trains tells the device and the size of the model."""
-        self.optimizer = type(optimizer).__name__
+        """Called before an optimiser's steps: what it trains tells the device and the size of the model; the largest
+        of several does, and the weights of all of them count."""
+        if optimizer in self._optimizers:
+            return
+        self._optimizers.add(optimizer)
         weights = [one for group in getattr(optimizer, "param_groups", []) for one in group.get("params", [])]
-        self.parameters = sum(int(quietly(one.numel) or 0) for one in weights)
-        if weights:
+        sizes = {id(one): int(quietly(one.numel) or 0) for one in weights}
+        size = sum(sizes.values())
+        self._sizes |= sizes
+        self.parameters = sum(self._sizes.values())
+        if weights and size >= self._largest:
+            self._largest, self.optimizer = size, type(optimizer).__name__
             self.device = str(getattr(weights[0], "device", "cpu"))
             if str(getattr(weights[0], "dtype", "")) in ("torch.bfloat16", "torch.float16"):
                 self.autocast = True  # it computes in that anyway

@@ -14,7 +14,8 @@ from feedline.profiling.watch.parts import has_weights
 from feedline.profiling.watch.rules import frames
 
 MOST_LOOKS = 200  # at the forward pass: by then its models are known
-LOOKED_AT = {2, 8, 32, 128}  # steps of optimisers at which a look begins; the same one's next step ends it
+LOOKED_AT = {2, 8, 32, 128, 256, 512, 2048}
+"""Steps of optimisers at which a look begins; the same one's next step ends it."""
 MOST_NAMES = 2
 
 

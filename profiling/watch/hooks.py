@@ -122,8 +122,7 @@ class Hooks:
         def before(optimizer: Any, *_: Any) -> None:
             nonlocal started
             if capture.active:
-                if capture.facts.optimizer is None:
-                    capture.facts.see_optimizer(optimizer)
+                capture.facts.see_optimizer(optimizer)
                 if not compiling():  # it would take this for a part of the step
                     capture.costing(quietly, lambda: capture.gradients.stepping(optimizer))
             started = clock()

@@ -4,8 +4,9 @@ A row opens when a batch is asked for and closes when the next one is asked for;
 another's open row (an evaluation inside a training step) is that row's pause. A pass of fewer batches in there is
 part of the step, and one that began before is beside it (`zip(a, b)`): the row waits for their batches too. Where
 that hands out many in one row, none of them trained on, it evaluates (`next(held_out)`, again and again) and has come
-into the row with the first of them; unless it does so in row after row. So does one of fewer that was begun in
-there, behind the training step (`next(iter(held_out))`), unless the row before had one too.
+into the row with the first of them; unless it does so in row after row. A batch that some rows begin a pass for
+(`next(iter(held_out))`) is a pause of theirs, too, whatever it is for; where the row before had one as well, it is
+part of the step.
 
 Where the thread that trains asks no watched loader itself (a generator or a queue of the script's own, a thread that
 draws ahead), rows go from one step of its optimiser to the next, and what it waits is left to the sampler. What else
@@ -224,10 +225,9 @@ class Loop:
 
     def _take_in(self, inner: Pass, row: StepRow, host: Pass, now: float) -> None:
         """A pass that was begun in the row and has not ended. What was done since its last batch belongs to the row's
-        step. One of many batches was an evaluation, broken off as in `if i == 50: break`, and so was one of few
-        behind a training step, now and then; what goes on in every row is part of the step, and so are other few
-        batches. Whether these go on is not known: they are forgotten until they do."""
-        behind = row.trained and inner.outer is row and inner.row is not None and not inner.row.trained
+        step. One of many batches was an evaluation, broken off as in `if i == 50: break`; one of few is a pause, too,
+        as long as it is waited for, where only some rows have one. What goes on in every row is part of the step, and
+        so are other few batches. Whether these go on is not known: they are forgotten until they do."""
         if inner.row is not None:
             row.trained |= inner.row.trained
             inner.row.trained = False
@@ -235,7 +235,7 @@ class Loop:
                 setattr(row, name, getattr(row, name) + getattr(inner.row, name))
                 setattr(inner.row, name, 0)
         many, goes_on = inner.batches >= EVAL_BATCHES, inner.resumed or inner.visit is not None
-        few = behind and not (many or goes_on or inner.anew)
+        few = inner.outer is row and not (many or goes_on or inner.anew)
         always = host.before is not None and host.evaluated.get(inner.loader) is host.before
         if many or few:
             host.evaluated[inner.loader] = row

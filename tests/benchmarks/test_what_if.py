@@ -188,6 +188,15 @@ def test_nothing_is_tried_where_nothing_of_the_data_could_help(photos: list[Path
     assert what_if(computing) == [] and "the loop hardly waits for data" in why_none(computing)
     assert what_if(queue) == [] and "no loader" in why_none(queue)
     assert what_if(Recording(script=Script(argv=["t.py"]), sample_paths=paths)) == []
+    (own,) = waiting.loaders
+    for known, samples, tried in (
+        (9.0, 3 * len(paths), False),
+        (9.0, len(paths), True),
+        (None, 3 * len(paths), True),
+    ):
+        patches = replace(waiting, loaders=[replace(own, dataset_samples=samples)], files_bytes=known)
+        assert (needless(patches) == "") == tried  # patches of large pictures, all of which were seen
+        assert tried or f"its {len(paths)} files hold {samples} samples" in why_none(patches)
     gone = replace(waiting, sample_paths=["/gone/a.jpg", "/gone/b.jpg"])
     assert why_none(gone) == "nothing is predicted for prepared shards: 2 files seen to be opened are gone"
     assert needless(waiting) == "" and "none is an image" in why_none(waiting)

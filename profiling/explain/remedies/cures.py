@@ -19,7 +19,7 @@ class Cure(NamedTuple):
 
 CURES = {
     "read": Cure("an archive opened once in each worker, not for each sample",
-                 "DataLoader(…, worker_init_fn=open_one)  # and __getitem__ reads from what it opened",
+                 "DataLoader(…, worker_init_fn=open_one)  # and each sample is read from what it opened",
                  needs="an archive that holds many samples"),
     "decode": Cure("decode smaller pictures", 'image.draft("RGB", (PX, PX))  # before image.convert("RGB")', 0.8,
                    changes="crops are cut out of smaller pictures",
@@ -38,6 +38,12 @@ CURES = {
                  "DataLoader(…, worker_init_fn=open_one)  # a file or store of its own"),
 }  # fmt: skip
 """By stage; one that has none here is the user's own code, to be made cheaper."""
+CHUNKS = Cure("chunks of one sample each, not compressed: all of a chunk is unpacked for any part of it",
+              'with h5py.File("old.h5") as old, h5py.File("new.h5", "w") as new:  # once\n'
+              '    images = old["images"]\n'
+              '    new.create_dataset("images", data=images[:], chunks=(1, *images.shape[1:]))',
+              needs="chunks that hold several samples or are compressed (images.chunks and images.compression tell), "
+              "and memory for all of it as it is copied")  # fmt: skip
 DRAFTED = """def drafted(path):
     image = Image.open(path)
     image.draft("RGB", (PX, PX))

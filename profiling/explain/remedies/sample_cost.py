@@ -63,6 +63,8 @@ OF_ARRAYS = {"transforms_interface.py", "composition.py", "functions.py"}  # alb
 TORCHS_COLLATE = "collate.py:"
 OPENS = re.compile(r":(ZipFile\.(__init__|_RealGetContents)|TarFile\.(__init__|open|next|getmembers)|make_fid)$")
 """What reads an archive's list of members, or an HDF5 file's head."""
+HDF5S = "dataset.py:Dataset.__getitem__"
+"""Where h5py reads of a dataset, and unpacks its chunks whole."""
 ARCHIVES = (".h5", ".hdf5", ".npz", ".zip", ".tar", ".tgz", ".tar.gz")
 NAMED = {"blocked": "no waiting outside", "lock": "no lock between workers"}
 """Remedies that are not called after their stage."""
@@ -180,11 +182,13 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
     if not workers.alone_s or not at.now.worker_s or workers.slow is not None:
         return  # where one worker is slow, its stages are not those of all
     # Other reading is for caches and storage to cure; of feedline's loader only this is the user's code.
-    opens = OPENS.search(place_of(at, "read")) and not _one_each(at)
+    place, computed_s = place_of(at, "read"), workers.stage_cpu_s.get("read", 0.0)
+    unpacks = place == HDF5S and computed_s >= 0.5 * workers.stage_alone_s.get("read", 0.0)
+    curable_read = unpacks or (OPENS.search(place) and not _one_each(at))
     curable = [name for name in BUSY_STAGES if name != "other"]
     if _is_ours(at):
         curable = ["blocked", "lock", *(["transform"] if own_transforms(at) else [])]
-    stages = {name: surely(at, name) for name in curable if name != "read" or opens}
+    stages = {name: surely(at, name) for name in curable if name != "read" or curable_read}
     top = max(stages, key=lambda name: stages[name])
     if top != "send" and idle_workers(at):
         return
@@ -255,6 +259,8 @@ def _cure(at: Situation, stage: str, target: str, own: bool) -> tuple[Cure, bool
         return Cure(), True
     if stage == "decode":
         return _draft(at), own
+    if stage == "read" and place == HDF5S:
+        return cures.CHUNKS, own
     apart = loader is not None and (loader.batch_tensors or 0) >= MANY_TENSORS
     if stage == "collate" and apart and not own and not at.now.workers:
         return cures.ONE_ARRAY, own

@@ -21,6 +21,7 @@ from feedline.profiling.explain.remedies.remedy import (
     Remedy,
     Vain,
     busy_time,
+    error_between,
     folder_of,
     image_size,
     mirrors,
@@ -37,6 +38,7 @@ from feedline.profiling.record.recording import LoaderSeen, Trial
 from feedline.profiling.record.stages import STAGES
 
 SURE = 0.05  # share of a worker's time that it is blocked in reads before anything is said of it
+OF_A_PICTURE = 0.5  # by how much the cost of a picture differs from that of others: its standard deviation
 AGAIN = 1.5  # times the bytes of all files that a run has read, from which it has surely read them again
 FASTER = 1.05  # a model that is faster by less on feedline's batches is as fast as before
 MIDDLES = "pictures are RGB, bilinear, the middle square of each, in the order of the shards"
@@ -73,17 +75,22 @@ def prepared(at: Situation) -> Iterable[Change]:
         if own_already or too_small or (lacks and (trial.loader == "feedline" or not several_views(loader))):
             continue
         for count in sorted({usual, *at.workers}):
-            then = _with_trial(at, count, trial, as_is.get(trial.loader))
-            if then is not None:
-                yield _prepared(at, loader, trial, replace(then, storage_samples_per_s=_from_storage(at, trial)))
+            most, then, least = (_with_trial(at, count, trial, as_is.get(trial.loader), part) for part in (0, 0.5, 1))
+            if then is not None and least is not None and most is not None:
+                then, unsure = (
+                    replace(then, storage_samples_per_s=_from_storage(at, trial)),
+                    error_between(least, most),
+                )
+                yield _prepared(at, loader, trial, then, unsure)
 
 
-def _with_trial(at: Situation, workers: int, trial: Trial, as_is: Trial | None) -> Throughput | None:
+def _with_trial(at: Situation, workers: int, trial: Trial, as_is: Trial | None, stays: float) -> Throughput | None:
     """The model with the costs of prepared samples.
 
     feedline's loader: the trial's own cost and that of the user's code, nothing to serialise or unpickle, and the
     model computes on its batches. The script's own loader: its reading, decoding and transforming shrink by the ratio
-    of the trial to the same trial on the samples as they are.
+    of the trial to the same trial on the samples as they are; but for this part of what functions of the user's own
+    do, which may look a label up or pad the picture.
     """
     cost_s, now = trial.load_cpu_s_per_sample, at.with_workers(workers)
     if cost_s is None:
@@ -100,7 +107,10 @@ def _with_trial(at: Situation, workers: int, trial: Trial, as_is: Trial | None) 
     if as_is is None or not as_is.load_cpu_s_per_sample:
         return None
     stages = at.measured.workers.stage_alone_s
+    named = {name: s for name, s in own_transforms(at).items() if name != "transform"}
+    stays_s = stays * sum(s for name, s in named.items() if not name.endswith("__getitem__"))
     shrinking_s = sum(stages.get(name, 0.0) for name in STAGES if STAGES[name].shrinks) or now.worker_s
+    shrinking_s = max(0.0, shrinking_s - stays_s)
     share = min(1.0, shrinking_s / now.worker_s) if now.worker_s else 1.0
     scale = 1.0 - share + share * (cost_s / as_is.load_cpu_s_per_sample)
     return at.with_workers(workers, scale)
@@ -139,7 +149,7 @@ def _fits(loader: LoaderSeen) -> bool:
     return loader.refused == "" or loader.kind == "feedline"
 
 
-def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput) -> Change:
+def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput, unsure: float) -> Change:
     as_is, ours, count = trial.codec == "as-is", trial.loader == "feedline", then.workers
     of_batches = at.measured.trainer.our_batches.error if ours else 0.0
     spread = (trial.load_cpu_s_spread or 0.0) / (trial.load_cpu_s_per_sample or 1.0)
@@ -155,7 +165,7 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput)
         why=NO_WAIT if at.hardly_waits else _why_prepared(at, trial, then),
         command=f"{_prepare_command(at, trial)}\n{_loader_lines(at, loader, count) if ours else SHARDS}",
         needs=_needs(at, loader, trial), changes="; ".join(filter(None, _changes(at, loader, trial))), trial=trial,
-        extra_error=math.hypot(max(0.05, spread), of_batches),
+        extra_error=math.hypot(max(0.05, spread), of_batches, unsure, OF_A_PICTURE / math.sqrt(trial.samples)),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
         ceiling_times=_model_times(at) * without_handover(at) if ours else 1.0,
     )  # fmt: skip

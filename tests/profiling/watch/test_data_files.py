@@ -4,6 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from feedline.profiling.record.journal import Journal, StudyConfig
@@ -60,6 +62,9 @@ def test_only_files_that_are_all_that_is_read_make_a_leg_cold(
         lambda files: [("cat", 3, file) for file in files],
         lambda files: [{"label": "cat", "file_name": str(file)} for file in files],
         lambda files: [file.name for file in files],
+        lambda files: np.array([str(file) for file in files]),
+        lambda files: pd.DataFrame({"label": [3] * len(files), "path": [file.name for file in files]}),
+        lambda files: pd.DataFrame({"path": files})["path"],
     ],
 )
 def test_files_that_a_dataset_lists(tmp_path: Path, entries: Any) -> None:

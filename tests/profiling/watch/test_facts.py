@@ -282,6 +282,15 @@ def test_a_model_in_half_precision_needs_no_autocast() -> None:
     assert facts.autocast
 
 
+def test_of_several_optimisers_all_weights_count_once_and_the_largest_is_named() -> None:
+    small, large = torch.nn.Linear(2, 2), torch.nn.Linear(20, 20)
+    adam, sgd = torch.optim.Adam(small.parameters()), torch.optim.SGD(large.parameters(), lr=0.1)
+    facts = Facts()
+    for optimizer in (adam, sgd, adam, torch.optim.SGD([*small.parameters()], lr=0.1)):
+        facts.see_optimizer(optimizer)
+    assert (facts.parameters, facts.optimizer) == (6 + 420, "SGD")
+
+
 @pytest.mark.parametrize(
     ("kernels", "last"),
     [([(768, 3, 16, 16)], None), ([(8, 3, 3, 3)], False), ([(8, 3, 9, 9), (8, 8, 3, 3)], False)],

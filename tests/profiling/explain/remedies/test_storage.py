@@ -34,6 +34,18 @@ def test_the_users_own_transform_is_never_left_out() -> None:
     assert helping(seen)[0] == "stage"
 
 
+def test_what_functions_of_ones_own_do_may_or_may_not_take_less_of_smaller_pictures() -> None:
+    """As padding does, and looking a label up does not."""
+    trials = [replace(one, loader="script", load_cpu_s_per_sample=5e-3 if one.codec == "as-is" else 1e-3)
+              for one in TRIALS]  # fmt: skip
+    seen = with_loader(replace(slow_transform(), trials=trials), refused="Data.__getitem__")
+    for name, sure in (("Data.__getitem__", True), ("get_label", False)):
+        found = of_family(with_workers(seen, transforms={name: 1.0}), "own-shards")
+        assert found and all((one.gain_high < 1.5 * one.gain_low) == sure for one in found)
+    label = with_workers(seen, transforms={"get_label": 1.0})
+    assert of_family(label, "own-shards")[0].gain < of_family(seen, "own-shards")[0].gain
+
+
 def test_transforms_that_the_loader_has_itself_cost_what_its_trial_says() -> None:
     plain, own = (of_family(slow_transform(own=share), "shards")[0].samples_per_s for share in (0.0, 0.9))
     assert plain > 3 * own
