@@ -202,7 +202,7 @@ def _why_workers(at: Situation, then: Throughput) -> str:
     if not then.workers:
         return "batches are ready when they are asked for: without workers nothing has to be handed over"
     if then.workers < at.now.workers:
-        no_more = Vain(f"fewer would give no more than {count_of(at.now.workers, 'worker')}")
+        no_more = Vain(f"fewer than {count_of(at.now.workers, 'worker')} are no faster")
         return "fewer workers leave the model more of the cores" if gains else no_more
     if handing_over(at):
         return Vain("batches are ready when they are asked for")

@@ -34,6 +34,17 @@ def test_the_stage_that_takes_the_workers_longest(stage: str) -> None:
     assert "store.py:fetch" in found.words
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_a_thread_of_the_script_that_makes_the_batches_is_named(background: bool) -> None:
+    seen = made(wait_s=0.06, compute_s=0.04)
+    (loader,), (trainer,) = seen.loaders, seen.trainers
+    working = replace(trainer, beside_cpu_s={"data.py:Noisy.__getitem__": 0.5 * trainer.seconds})
+    loaders = [replace(loader, background=background, num_workers=0 if background else 2)]
+    words = diagnose(replace(seen, loaders=loaders, trainers=[working], workers=[])).cause.words
+    named = "another thread of the script makes the batches, mostly in data.py:Noisy.__getitem__"
+    assert words == (named if background else "what the workers do was not seen")
+
+
 def test_more_workers_help_those_that_are_blocked_and_not_those_that_wait_for_a_lock() -> None:
     blocked, locked = (made(stages={stage: 0.01}, wait_s=0.16, compute_s=0.01) for stage in ("blocked", "lock"))
     assert "more workers wait side by side" in cause_of(blocked).words
