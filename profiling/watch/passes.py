@@ -66,6 +66,8 @@ class Pass:
     before: StepRow | None = None  # the row that was closed last
     evaluated: dict[int, StepRow] = field(default_factory=dict)
     """By loader: the row in which many of its batches were last drawn."""
+    drew: dict[int, StepRow] = field(default_factory=dict)
+    """The same, of any that a pass begun before or in the row has drawn."""
 
     def written(self, ended: float | None) -> dict[str, Any]:
         """Fields of `recording.LoaderPass`. `ended` is when the loader said that there is no more."""
@@ -165,6 +167,7 @@ class Loop:
         visit = by.visit
         if visit is None or visit.row is not row:
             visit = by.visit = Visit(row, by.asked, by.waited_s - (now - by.asked))
+            host.drew[by.loader] = row
         visit.batches += 1
         if visit.batches == EVAL_BATCHES:
             by.outer, by.entered, by.trained = row, visit.since, False
@@ -235,11 +238,13 @@ class Loop:
                 setattr(row, name, getattr(row, name) + getattr(inner.row, name))
                 setattr(inner.row, name, 0)
         many, goes_on = inner.batches >= EVAL_BATCHES, inner.resumed or inner.visit is not None
-        few = inner.outer is row and not (many or goes_on or inner.anew)
-        always = host.before is not None and host.evaluated.get(inner.loader) is host.before
-        if many or few:
+        few, before = inner.outer is row and not (many or goes_on or inner.anew), host.before
+        seldom = few and before is not None and host.drew.get(inner.loader) is not before
+        always = goes_on and before is not None and host.evaluated.get(inner.loader) is before
+        host.drew[inner.loader] = row
+        if many:
             host.evaluated[inner.loader] = row
-        if (many and not (always and goes_on)) or (few and host.before is not None and not always):
+        if (many and not always) or seldom:
             ended = inner.row.start_s + inner.row.wait_s if inner.row else now
             if few and inner.row is not None and inner.batches == 1:  # its beginning is of its one wait
                 inner.row.start_s, inner.row.wait_s = inner.started, ended - inner.started

@@ -267,6 +267,17 @@ def test_a_batch_that_only_some_steps_begin_a_pass_for_is_a_pause(every: int, be
     assert sum(step.wait_s > 0.01 for step in train) >= (1 if is_apart else 40 // every - 1)
 
 
+def test_an_iterator_that_is_made_anew_now_and_then_is_of_the_steps_that_all_draw_from_it() -> None:
+    host, other, training = DataLoader(data(320), batch_size=8), DataLoader(Slow(), batch_size=8), Training()
+    with Profile(resources=False) as seen:
+        for number, batch in enumerate(host):
+            if number % 5 == 0:
+                drawn = iter(other)
+            next(drawn)  # type: ignore[possibly-undefined]
+            training.step(batch)
+    assert not any(step.pause_s for step in seen.recording.steps) and not steps(seen.recording, "eval")
+
+
 def test_batches_that_a_step_draws_one_by_one_and_trains_on_are_no_evaluation() -> None:
     """As a critic's: five steps of it for one of the other."""
     noise, critic = DataLoader(data(80), batch_size=8), Training()
