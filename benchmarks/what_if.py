@@ -44,6 +44,7 @@ from feedline.profiling.record.recording import Recording, Trial
 
 MARGIN = 8 / 7  # of the stored short side over the crop: 256 px for 224, as everybody has it
 STEP_PX = 32
+LARGER = 3  # times what is cropped: such a picture may hold several samples
 SEVERAL = 2  # samples for each picture that was seen, all of these being known, from which a picture holds several
 MOST_RAW_PX = 128  # larger squares of pixels take more of the disk than most originals
 PSNR_SAMPLES = 24
@@ -93,14 +94,14 @@ def forms_for(crop_px: int, augment: Augment) -> tuple[Output, ...]:
 
 def needless(recording: Recording) -> str:
     """Why no trial could show anything that helps; "" where one may."""
-    at = situation(measure(recording))
-    if at is None:
+    at, loader = situation(measure(recording)), recording.train_loader
+    if at is None or loader is None:
         return "no rate was measured to compare with"
     if unwatched(at):
         return "its batches come from no loader that could be replaced by one"
     files, samples = len(recording.sample_paths), at.dataset_samples or 0
-    several = recording.files_bytes is not None and SEVERAL * files < samples  # tars are read sample by sample
-    if several and any(is_image(path) for path in map(Path, own_paths(recording)) if path.is_file()):
+    several = recording.files_bytes is not None and SEVERAL * files < samples and not loader.sampler
+    if several and any(is_larger(path, LARGER * (image_size(loader) or 224)) for path in own_paths(recording)):
         return f"its {files:,} files hold {samples:,} samples, and shards would have one of each file"
     return "as far as was seen, the loop hardly waits for data" if at.hardly_waits else ""
 
@@ -183,6 +184,15 @@ def is_image(file: Path | io.BytesIO) -> bool:
         with warnings.catch_warnings(action="ignore"), Image.open(file, formats=NAMES):
             return True
     except Exception:  # whatever a damaged file makes of a parser
+        return False
+
+
+def is_larger(path: str, than_px: int) -> bool:
+    """A picture whose sides are longer."""
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=NAMES) as picture:
+            return min(picture.size) > than_px
+    except Exception:  # no picture, or whatever a damaged file makes of a parser
         return False
 
 

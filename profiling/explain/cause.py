@@ -22,6 +22,7 @@ KINDS = (*STAGES, "draw", "unpickle", "start", "slow-worker", "cores", "main", "
 """Of causes, but for the stages idle and other."""
 MOSTLY = 0.5
 THREAD = "another thread of the script makes the batches, mostly in {}"
+THREADS = "another thread of the script makes the batches; what its other threads compute is mostly in {}"
 ANOTHERS = "waiting for another thread"  # what a lock means where there are no workers: nobody else takes it
 AFTERWORDS = {"blocked": ": more workers wait side by side", "lock": ": more workers do not help"}
 
@@ -142,7 +143,7 @@ def _stage(measured: Measured) -> Cause:
     workers, name = measured.workers, measured.workers.top
     if not workers.each:
         where = measured.trainer.beside if measured.loader and measured.loader.background else ""
-        return Cause(where=where, words=THREAD.format(where) if where else "what the workers do was not seen")
+        return Cause(where=where, words=THREADS.format(where) if where else "what the workers do was not seen")
     if name is None and workers.looks < FEW_LOOKS:
         seen = count_of(workers.looks, "look")
         return Cause(words=f"{seen} at the workers are too few to say what they do: {measured.longer}")

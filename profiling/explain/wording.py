@@ -65,11 +65,12 @@ def evidence(measured: Measured, verdict: Judged, cause: Cause) -> list[str]:
             f"Other programs took {units.number(machine.others_cores, 2)} of the {machine.cores:g} cores meanwhile: "
             "without them the script may be faster. The intervals are wider for it."
         )
-        threads = max(measured.threads, measured.recording.compute.threads or 1)
-        if machine.on_cpu and verdict.bound == "compute" and threads >= 2:
+        threads, used = measured.recording.compute.threads or 1, measured.threads
+        if machine.on_cpu and verdict.bound == "compute" and max(threads, used) >= 2:
+            whose = f"The model's {used:.0f} threads" if used >= 2 else f"The {threads} threads that torch may use"
             sentences[-1] += (
-                f" The model's {threads:.0f} threads wait for each other wherever one has no core: beside "
-                "such programs OMP_NUM_THREADS=1 may be faster."
+                f" {whose} wait for each other wherever one has no core: beside such programs OMP_NUM_THREADS=1 may "
+                "be faster."
             )
     beside, error, places = beside_model(measured.recording)
     if beside:
@@ -121,9 +122,14 @@ def _paused(measured: Measured) -> float:
 
 
 def _pauses(recording: Recording) -> tuple[str, bool]:
-    """What they are, and whether it is mostly `next(iter(held_out))`."""
-    passes = Counter((one.rank, one.loader, one.epoch) for one in evaluations(recording, recording.measured()))
-    single = 2 * len(passes) > passes.total()
+    """What they are, and whether it is mostly `next(iter(held_out))`: passes of one batch, broken off behind it."""
+    steps, seconds = recording.measured(), defaultdict[tuple[int, int, int], float](float)
+    for one in evaluations(recording, steps):
+        seconds[one.rank, one.loader, one.epoch] += one.duration_s
+    counts = Counter((one.rank, one.loader, one.epoch) for one in recording.steps)
+    whole = {(one.rank, one.loader, one.epoch) for one in recording.passes if one.end_s is not None}
+    singles_s = sum(spent_s for key, spent_s in seconds.items() if counts[key] == 1 and key not in whole)
+    single = singles_s > 0.5 * sum(step.pause_s for step in steps)
     return "batches that only some steps begin a loader for" if single else "evaluations and checkpoints", single
 
 
@@ -139,7 +145,8 @@ def _of_pauses(measured: Measured) -> list[str]:
         whose = f" (num_workers={next(iter(workers))})" if len(workers) == 1 else ""
         words += f", and {units.percent(waits)} of the whole is waiting for batches of their own DataLoader{whose}"
         sent = max((one.batch_tensors or 0 for one in recording.loaders if one.phase == "eval"), default=0)
-        most, count = units.times(1.0 / (1.0 - waits)), min(2, int(measured.machine.cores))
+        most = units.times(1.0 / (1.0 - min(waits, 0.99)))
+        count = max(min(2, int(measured.machine.cores)), *map(int, workers - {"None"}), 0)
         if workers and single:
             cure.append(
                 "It begins anew for each of these batches. Where one iterator is kept, its workers have the next one "

@@ -196,7 +196,7 @@ def _transforms(workers: Workers) -> Bars | None:
     up next."""
     seconds, seen = workers.transforms, [worker for worker, _ in workers.each]
     whole_s, stage_s = sum(one.seconds for one in seen), sum(one.stages.get("transform", 0.0) for one in seen)
-    if len(seconds) < 2 or not workers.samples or not stage_s:
+    if len(seconds) < 2 or not (workers.samples and stage_s and whole_s):
         return None
     alone = workers.stage_alone_s["transform"] * workers.samples / stage_s
 

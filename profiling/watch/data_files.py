@@ -24,29 +24,36 @@ def dataset_files(dataset: Any, most: int | None = None) -> list[str]:
     something to download."""
     held = dict(held_by(innermost(dataset)))
     folders = ["", *islice((str(one) for one in held.values() if isinstance(one, str | PurePath)), MOST_WAYS)]
-    lists = [one for value in held.values() for one in _lists(value) if len(one)]
-    for listed in sorted(lists, key=len, reverse=True):
-        for take in _ways_in(listed[0]):
+    lists = [one for value in held.values() for one in _lists(value) if one.length]
+    for listed in sorted(lists, key=lambda one: one.length, reverse=True):
+        (first,) = listed.take([0])
+        for take in _ways_in(first):
             for folder in folders:
                 with suppress(Exception):  # entries that differ, or are another's code
-                    if Path(folder, take(listed[0])).is_file():
-                        numbers = range(len(listed))
+                    if Path(folder, take(first)).is_file():
+                        numbers = range(listed.length)
                         chosen = random.Random(0).sample(numbers, min(most or len(numbers), len(numbers)))
-                        some = [listed[number] for number in (numbers if most is None else chosen)]
+                        some = listed.take(numbers if most is None else chosen)
                         here = os.path.abspath(folder)  # noqa: PTH100  Path is slow for a million
                         return [os.path.join(here, take(one)) for one in some]  # noqa: PTH118
     return []
 
 
-def _lists(value: Any) -> Iterable[Any]:
+class Listed(NamedTuple):
+    length: int
+    take: Callable[[Sequence[int]], list[Any]]  # those at these places
+
+
+def _lists(value: Any) -> Iterable[Listed]:
     """Itself, where it is a list or an array of texts or objects; such columns of a table."""
-    kind, module = type(value), type(value).__module__
+    kind, module = type(value), str(type(value).__module__)
     if kind in (list, tuple) or (module == "numpy" and getattr(value, "ndim", 0) == 1 and value.dtype.kind in "OU"):
-        yield value
+        yield Listed(len(value), lambda numbers: [value[number] for number in numbers])
     elif module.startswith("pandas.") and kind.__name__ in ("DataFrame", "Series"):
         table = value.to_frame() if kind.__name__ == "Series" else value
-        columns = (table.iloc[:, number] for number in range(min(MOST_WAYS, table.shape[1])))
-        yield from (column.to_numpy() for column in columns if column.dtype.kind == "O")
+        for column in (table.iloc[:, number] for number in range(min(MOST_WAYS, table.shape[1]))):
+            if column.dtype.kind == "O":
+                yield Listed(len(column), lambda numbers, column=column: column.iloc[[*numbers]].tolist())
 
 
 def _ways_in(entry: Any) -> Iterator[Callable[[Any], str]]:

@@ -24,6 +24,7 @@ T = TypeVar("T")
 MOST_SAMPLES = 10**12
 PATCH = 8  # side of a model's only kernel of pictures, from which it is taken to cut them into patches
 NODES = 32  # of torchdata's behind each other are looked at
+MOST_OPTIMIZERS = 16  # are looked at
 WRAPPED = 8  # datasets inside each other are looked at
 LOOKS = 512  # at a list's places
 LEAST_BYTES = 512  # of what a dataset keeps; less is a name, a label or a shape
@@ -322,8 +323,8 @@ class Facts(Compute):
 
     def __init__(self) -> None:
         super().__init__()
-        self._optimizers = weakref.WeakSet[Any]()
-        self._sizes, self._largest = dict[int, int](), 0  # of weights, by their ids; of the largest optimiser
+        self._optimizers, self._largest = dict[int, tuple[weakref.ref[Any], dict[int, int]]](), 0
+        """By their ids, and the sizes of weights by theirs; what the largest optimiser has."""
 
     def see_usage(self, before: resource.struct_rusage) -> None:
         """A training step has ended; `before` is what the kernel said as it began."""
@@ -348,15 +349,16 @@ class Facts(Compute):
 
     def see_optimizer(self, optimizer: Any) -> None:
         """Called before an optimiser's steps: what it trains tells the device and the size of the model; the largest
-        of several does, and the weights of all of them count."""
-        if optimizer in self._optimizers:
+        of several does, and the weights of all that live count. Nothing of its own is called."""
+        seen = self._optimizers.get(id(optimizer))
+        if (seen is not None and seen[0]() is optimizer) or len(self._optimizers) >= MOST_OPTIMIZERS:
             return
-        self._optimizers.add(optimizer)
         weights = [one for group in getattr(optimizer, "param_groups", []) for one in group.get("params", [])]
         sizes = {id(one): int(quietly(one.numel) or 0) for one in weights}
         size = sum(sizes.values())
-        self._sizes |= sizes
-        self.parameters = sum(self._sizes.values())
+        self._optimizers[id(optimizer)] = weakref.ref(optimizer), sizes
+        alive = (of for ref, of in self._optimizers.values() if ref() is not None)
+        self.parameters = sum({key: count for of in alive for key, count in of.items()}.values())
         if weights and size >= self._largest:
             self._largest, self.optimizer = size, type(optimizer).__name__
             self.device = str(getattr(weights[0], "device", "cpu"))

@@ -122,8 +122,10 @@ class Hooks:
         def before(optimizer: Any, *_: Any) -> None:
             nonlocal started
             if capture.active:
-                capture.facts.see_optimizer(optimizer)
+                if capture.facts.optimizer is None:
+                    quietly(lambda: capture.facts.see_optimizer(optimizer))
                 if not compiling():  # it would take this for a part of the step
+                    capture.costing(quietly, lambda: capture.facts.see_optimizer(optimizer))
                     capture.costing(quietly, lambda: capture.gradients.stepping(optimizer))
             started = clock()
 

@@ -66,8 +66,9 @@ class Pass:
     before: StepRow | None = None  # the row that was closed last
     evaluated: dict[int, StepRow] = field(default_factory=dict)
     """By loader: the row in which many of its batches were last drawn."""
-    drew: dict[int, StepRow] = field(default_factory=dict)
-    """The same, of any that a pass begun before or in the row has drawn."""
+    draws: set[int] = field(default_factory=set)
+    """Other loaders of which batches are drawn in its open row, in passes begun before it or in it."""
+    drew: set[int] = field(default_factory=set)  # the same of the row before
 
     def written(self, ended: float | None) -> dict[str, Any]:
         """Fields of `recording.LoaderPass`. `ended` is when the loader said that there is no more."""
@@ -92,7 +93,7 @@ class Loop:
         self._metered = self.totals  # what `take_metrics` has handed out
         self.optimized: set[int] = set()  # loaders in whose steps an optimiser stepped
         self._epochs: Counter[int] = Counter()
-        self._over: int | None = None  # the loader whose pass has ended, where no batch has come since
+        self._over: Pass | None = None  # that has ended, where no batch has come since
         self._open: list[Pass] = []
         self._ended: dict[tuple[int, int], dict[str, Any]] = {}
 
@@ -122,8 +123,9 @@ class Loop:
         self._open = [one for one in self._open if one not in left]
         epoch, thread = self._epochs[loader], threading.get_ident()
         outer = self.row
-        anew = self._over == loader
-        goes_round = outer is None and anew
+        over = self._over if self._over is not None and self._over.loader == loader else None
+        goes_round = outer is None and over is not None
+        anew = goes_round or (over is not None and over.outer is not outer)  # else that was begun and ended here
         if goes_round:
             outer = max((one.row for one in self._open if one.row), key=lambda row: row.start_s, default=None)
         begun = Pass(loader, epoch, now, in_trainer, outer, now, thread, background)
@@ -167,7 +169,7 @@ class Loop:
         visit = by.visit
         if visit is None or visit.row is not row:
             visit = by.visit = Visit(row, by.asked, by.waited_s - (now - by.asked))
-            host.drew[by.loader] = row
+            host.draws.add(by.loader)
         visit.batches += 1
         if visit.batches == EVAL_BATCHES:
             by.outer, by.entered, by.trained = row, visit.since, False
@@ -183,7 +185,7 @@ class Loop:
             if not (inner.done or inner.background or inner.trained):
                 self._take_in(inner, row, of, now)
         of.inner.clear()
-        of.before = row
+        of.before, of.drew, of.draws = row, of.draws, set()
         row.duration_s = now - row.start_s
         if row.optimizer_s:
             self.optimized.add(row.loader)
@@ -238,16 +240,18 @@ class Loop:
                 setattr(row, name, getattr(row, name) + getattr(inner.row, name))
                 setattr(inner.row, name, 0)
         many, goes_on = inner.batches >= EVAL_BATCHES, inner.resumed or inner.visit is not None
-        few, before = inner.outer is row and not (many or goes_on or inner.anew), host.before
-        seldom = few and before is not None and host.drew.get(inner.loader) is not before
+        few, before = inner.outer is row and not (many or inner.resumed or inner.anew), host.before
+        seldom = few and before is not None and inner.loader not in host.drew
         always = goes_on and before is not None and host.evaluated.get(inner.loader) is before
-        host.drew[inner.loader] = row
+        host.draws.add(inner.loader)
         if many:
             host.evaluated[inner.loader] = row
         if (many and not always) or seldom:
-            ended = inner.row.start_s + inner.row.wait_s if inner.row else now
-            if few and inner.row is not None and inner.batches == 1:  # its beginning is of its one wait
-                inner.row.start_s, inner.row.wait_s = inner.started, ended - inner.started
+            ended = inner.row.start_s + inner.row.own_wait_s if inner.row else now
+            if seldom:
+                inner.entered = ended - inner.begin_s - inner.waited_s
+                if inner.row is not None and inner.batches == 1:  # its beginning is of its one wait
+                    inner.row.start_s, inner.row.wait_s = inner.entered, ended - inner.entered
             self.close(inner, ended)
             self.finish(inner, ended)
             return
@@ -260,7 +264,7 @@ class Loop:
     def end(self, ending: Pass, now: float, *, exhausted: bool) -> StepRow | None:
         """The iterator is exhausted, or has failed."""
         ending.over = exhausted
-        self._over = ending.loader if exhausted else None
+        self._over = ending if exhausted else None
         beside = [one.row for one in self._open if one is not ending and one.row and ending.entered < one.row.start_s]
         if beside:  # which wait for this, too
             max(beside, key=lambda row: row.start_s).wait_s += now - ending.asked

@@ -194,8 +194,11 @@ def test_nothing_is_tried_where_nothing_of_the_data_could_help(photos: list[Path
         (9.0, len(paths), True),
         (None, 3 * len(paths), True),
     ):
-        patches = replace(waiting, loaders=[replace(own, dataset_samples=samples)], files_bytes=known)
+        cut = replace(own, dataset_samples=samples, batch_shapes=[[8, 3, 16, 16]])
+        patches = replace(waiting, loaders=[cut], files_bytes=known)
         assert (needless(patches) == "") == tried  # patches of large pictures, all of which were seen
+        again = replace(patches, loaders=[replace(cut, batch_shapes=[])])  # as large as what is cropped
+        assert needless(again) == ""
         assert tried or f"its {len(paths)} files hold {samples} samples" in why_none(patches)
     gone = replace(waiting, sample_paths=["/gone/a.jpg", "/gone/b.jpg"])
     assert why_none(gone) == "nothing is predicted for prepared shards: 2 files seen to be opened are gone"

@@ -199,6 +199,11 @@ def test_a_mean_and_std_that_are_none_are_left_out(tmp_path: Path, numbers: list
     assert report_on(tmp_path, edited((("loaders", 0, "normalize"), numbers))) is None
 
 
+@pytest.mark.parametrize("place", [("trials", 0, "samples"), ("workers", 1, "ticks")])
+def test_nothing_that_was_seen_of_something_is_no_division(tmp_path: Path, place: tuple[str | int, ...]) -> None:
+    assert report_on(tmp_path, edited((place, 0))) is None
+
+
 def places(node: Any, where: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     if where:
         yield where

@@ -40,9 +40,10 @@ CURES = {
 """By stage; one that has none here is the user's own code, to be made cheaper."""
 CHUNKS = Cure("chunks of one sample each, not compressed: all of a chunk is unpacked for any part of it",
               'with h5py.File("old.h5") as old, h5py.File("new.h5", "w") as new:  # once\n'
-              '    images = old["images"]\n'
-              '    new.create_dataset("images", data=images[:], chunks=(1, *images.shape[1:]))',
-              needs="chunks that hold several samples or are compressed (images.chunks and images.compression tell), "
+              "    for name, data in old.items():\n"
+              "        chunks = (1, *data.shape[1:]) if data.ndim > 1 else None\n"
+              "        new.create_dataset(name, data=data[:], chunks=chunks)",
+              needs="chunks that hold several samples or are compressed (data.chunks and data.compression tell), "
               "and memory for all of it as it is copied")  # fmt: skip
 DRAFTED = """def drafted(path):
     image = Image.open(path)

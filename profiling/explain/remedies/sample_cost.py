@@ -64,7 +64,9 @@ TORCHS_COLLATE = "collate.py:"
 OPENS = re.compile(r":(ZipFile\.(__init__|_RealGetContents)|TarFile\.(__init__|open|next|getmembers)|make_fid)$")
 """What reads an archive's list of members, or an HDF5 file's head."""
 HDF5S = "dataset.py:Dataset.__getitem__"
-"""Where h5py reads of a dataset, and unpacks its chunks whole."""
+"""Where h5py reads of a dataset, and unpacks its chunks whole; others have a file and a class of these names, too."""
+HDF5_FILES = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad", ".nc", ".mat")
+FEW_ARCHIVES = 3
 ARCHIVES = (".h5", ".hdf5", ".npz", ".zip", ".tar", ".tgz", ".tar.gz")
 NAMED = {"blocked": "no waiting outside", "lock": "no lock between workers"}
 """Remedies that are not called after their stage."""
@@ -183,8 +185,8 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
         return  # where one worker is slow, its stages are not those of all
     # Other reading is for caches and storage to cure; of feedline's loader only this is the user's code.
     place, computed_s = place_of(at, "read"), workers.stage_cpu_s.get("read", 0.0)
-    unpacks = place == HDF5S and computed_s >= 0.5 * workers.stage_alone_s.get("read", 0.0)
-    curable_read = unpacks or (OPENS.search(place) and not _one_each(at))
+    unpacks = _of_hdf5(at) and computed_s >= 0.5 * workers.stage_alone_s.get("read", 0.0)
+    curable_read = (unpacks or OPENS.search(place)) and not _one_each(at)
     curable = [name for name in BUSY_STAGES if name != "other"]
     if _is_ours(at):
         curable = ["blocked", "lock", *(["transform"] if own_transforms(at) else [])]
@@ -197,12 +199,18 @@ def cheaper_stage(at: Situation) -> Iterable[Change]:
             yield _cheaper(at, stage)
 
 
+def _of_hdf5(at: Situation) -> bool:
+    files = any(path.endswith(HDF5_FILES) for path in at.recording.sample_paths)
+    return files and place_of(at, "read") == HDF5S
+
+
 def _one_each(at: Situation) -> bool:
-    """Whether each sample is an archive of its own, as far as those tell that were seen open: none can be kept open
-    for another."""
+    """Whether each sample is an archive of its own, as far as those tell that were seen open, a few of which are not
+    one for each: none can be kept open for another."""
     paths, changing = at.recording.sample_paths, at.recording.changing_files
     archives = sum(path.endswith(ARCHIVES) for path in paths)
-    return (changing is None or changing > A_FILE_EACH) and archives > 0.5 * len(paths)
+    several = len(paths) > FEW_ARCHIVES and (changing is None or changing > A_FILE_EACH)
+    return several and archives > 0.5 * len(paths)
 
 
 def _cheaper(at: Situation, stage: str) -> Change:
@@ -259,7 +267,7 @@ def _cure(at: Situation, stage: str, target: str, own: bool) -> tuple[Cure, bool
         return Cure(), True
     if stage == "decode":
         return _draft(at), own
-    if stage == "read" and place == HDF5S:
+    if stage == "read" and _of_hdf5(at):
         return cures.CHUNKS, own
     apart = loader is not None and (loader.batch_tensors or 0) >= MANY_TENSORS
     if stage == "collate" and apart and not own and not at.now.workers:

@@ -152,6 +152,7 @@ def _fits(loader: LoaderSeen) -> bool:
 def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput, unsure: float) -> Change:
     as_is, ours, count = trial.codec == "as-is", trial.loader == "feedline", then.workers
     of_batches = at.measured.trainer.our_batches.error if ours else 0.0
+    of_pictures = OF_A_PICTURE / math.sqrt(max(1, trial.samples))
     spread = (trial.load_cpu_s_spread or 0.0) / (trial.load_cpu_s_per_sample or 1.0)
     what = "your files as they are" if as_is else f"prepared {trial.size_px} px {trial.codec} shards"
     whose = "feedline's loader" if ours else "your own loader"
@@ -165,7 +166,7 @@ def _prepared(at: Situation, loader: LoaderSeen, trial: Trial, then: Throughput,
         why=NO_WAIT if at.hardly_waits else _why_prepared(at, trial, then),
         command=f"{_prepare_command(at, trial)}\n{_loader_lines(at, loader, count) if ours else SHARDS}",
         needs=_needs(at, loader, trial), changes="; ".join(filter(None, _changes(at, loader, trial))), trial=trial,
-        extra_error=math.hypot(max(0.05, spread), of_batches, unsure, OF_A_PICTURE / math.sqrt(trial.samples)),
+        extra_error=math.hypot(max(0.05, spread), of_batches, unsure, of_pictures),
         settings={"codec": trial.codec, "size": trial.size_px, "loader": trial.loader, "num_workers": count},
         ceiling_times=_model_times(at) * without_handover(at) if ours else 1.0,
     )  # fmt: skip

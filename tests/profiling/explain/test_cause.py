@@ -41,8 +41,7 @@ def test_a_thread_of_the_script_that_makes_the_batches_is_named(background: bool
     working = replace(trainer, beside_cpu_s={"data.py:Noisy.__getitem__": 0.5 * trainer.seconds})
     loaders = [replace(loader, background=background, num_workers=0 if background else 2)]
     words = diagnose(replace(seen, loaders=loaders, trainers=[working], workers=[])).cause.words
-    named = "another thread of the script makes the batches, mostly in data.py:Noisy.__getitem__"
-    assert words == (named if background else "what the workers do was not seen")
+    assert words.endswith("mostly in data.py:Noisy.__getitem__" if background else "what the workers do was not seen")
 
 
 def test_more_workers_help_those_that_are_blocked_and_not_those_that_wait_for_a_lock() -> None:

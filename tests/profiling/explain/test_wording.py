@@ -6,7 +6,7 @@ import pytest
 
 from feedline.profiling.explain.verdict import diagnose
 from feedline.profiling.record import units
-from feedline.profiling.record.recording import Step
+from feedline.profiling.record.recording import LoaderPass, Step
 from tests.profiling.recordings import made
 from tests.profiling.remedy_runs import SMALL
 
@@ -31,9 +31,13 @@ def test_an_evaluation_that_waits_for_its_batches_is_told_what_has_them_ready(ea
         for epoch, one in enumerate(steps)
         for number in range(each)
     ]
-    said = " ".join(diagnose(replace(seen, loaders=loaders, steps=[*steps, *evaluated])).evidence)
-    assert ("It begins anew for each of these batches." in said) == (each == 1)
-    assert ("Workers would make these batches meanwhile" in said) == (each == 4)
+    whole = [LoaderPass(loader=1, epoch=epoch, samples=8, start_s=0.0, end_s=0.0) for epoch in range(len(steps))]
+    seen = replace(seen, loaders=loaders, steps=[*steps, *evaluated])
+    for passes, single in (([], each == 1), (whole, False)):  # one of one batch that ended is an evaluation
+        said = " ".join(diagnose(replace(seen, passes=passes)).evidence)
+        assert ("It begins anew for each of these batches." in said) == single
+        assert ("Workers would make these batches meanwhile" in said) != single
+        assert ("Evaluations and checkpoints amid" in said) != single
 
 
 def test_a_script_that_fails_in_its_first_step_had_a_loader() -> None:

@@ -57,6 +57,16 @@ def shown_as_text(seen: Recording, width: int = 88) -> str:
     return text(report(diagnose(seen)), width=width)
 
 
+def test_transforms_are_told_with_a_core_to_themselves_and_with_what_looks_can_tell() -> None:
+    """Of 1 ms a sample 80 % are one transform's; half of it the workers had no core. With few looks none is known."""
+    seen = made(stages={"decode": 0.002, "transform": 0.001})
+    half = [replace(one, stages_delay_s={"transform": 0.5 * one.stages["transform"]}) for one in seen.workers]
+    looked = ([replace(one, ticks=ticks) for one in half] for ticks in (99_999, 9))
+    many, few = (shown_as_text(replace(seen, workers=workers)) for workers in looked)
+    assert re.search(r"By transform \(ms per sample, 95 % interval\)\n +0\.4 +\(0\.1\d+–0\.6\d*\) +Random", many)
+    assert "By transform" not in few
+
+
 @pytest.mark.parametrize("seen", [rich(), made(), EMPTY], ids=["rich", "plain", "empty"])
 def test_the_page_is_whole_and_fetches_nothing(seen: Recording) -> None:
     page = document(seen)

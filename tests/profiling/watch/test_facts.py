@@ -289,6 +289,25 @@ def test_of_several_optimisers_all_weights_count_once_and_the_largest_is_named()
     for optimizer in (adam, sgd, adam, torch.optim.SGD([*small.parameters()], lr=0.1)):
         facts.see_optimizer(optimizer)
     assert (facts.parameters, facts.optimizer) == (6 + 420, "SGD")
+    del sgd, optimizer
+    facts.see_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.zeros(5))], lr=0.1))
+    assert facts.parameters == 6 + 5, "what is gone is trained no more"
+
+
+class Equal(torch.optim.SGD):  # noqa: PLW1641  it cannot be hashed
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("nothing of the script's own is called")
+
+
+def test_an_optimiser_that_cannot_be_hashed_steps_as_ever() -> None:
+    layer = torch.nn.Linear(2, 2)
+    optimizer = Equal(layer.parameters(), lr=0.1)
+    with Profile(resources=False) as seen:
+        for x, _ in DataLoader(TensorDataset(torch.rand(64, 2), torch.zeros(64)), batch_size=8):
+            optimizer.zero_grad()
+            layer(x).sum().backward()
+            optimizer.step()
+    assert seen.recording.compute.parameters == 6 and seen.recording.optimizer_steps == 8
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,32 @@ def test_a_batch_that_only_some_steps_begin_a_pass_for_is_a_pause(every: int, be
     assert sum(step.wait_s > 0.01 for step in train) >= (1 if is_apart else 40 // every - 1)
 
 
+@pytest.mark.parametrize("how", ["begun ahead", "two at once", "behind an evaluation"])
+def test_a_batch_now_and_then_takes_no_longer_than_it_is_waited_for(how: str) -> None:
+    host, training = DataLoader(data(320), batch_size=8), Training()
+    one, other = (DataLoader(Slow(16), batch_size=8) for _ in range(2))
+    waited_s, drawn = 0.0, iter(one)
+    with Profile(resources=False) as seen:
+        for number, batch in enumerate(host):
+            if number % 5 == 4:
+                if how == "behind an evaluation":
+                    for x, _ in one:
+                        training.model(x)
+                drawn = iter(zip(one, other, strict=True)) if how == "two at once" else iter(one)
+            time.sleep(0.03)
+            training.step(batch)
+            if number % 5 == 4:
+                started = time.perf_counter()
+                next(drawn)
+                waited_s += time.perf_counter() - started
+    train = steps(seen.recording, "train")
+    paused_s = sum(step.pause_s for step in train)
+    evaluated_s = sum(step.wait_s for step in steps(seen.recording, "eval"))
+    whole_s = (3 if how == "behind an evaluation" else 1) * waited_s
+    assert 0.8 * whole_s < paused_s < 1.2 * whole_s and 0.8 * whole_s < evaluated_s < 1.2 * whole_s
+    assert sum(step.wait_s for step in train) < 0.3 * waited_s
+
+
 def test_an_iterator_that_is_made_anew_now_and_then_is_of_the_steps_that_all_draw_from_it() -> None:
     host, other, training = DataLoader(data(320), batch_size=8), DataLoader(Slow(), batch_size=8), Training()
     with Profile(resources=False) as seen:

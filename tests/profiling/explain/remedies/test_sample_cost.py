@@ -202,14 +202,20 @@ def test_an_archive_opened_for_every_sample_is_to_be_opened_once() -> None:
         of_family("stage", stages, functions={"read data.py:Photos.__getitem__:12": 9.0})
 
 
-@pytest.mark.parametrize(("cpu_s", "told"), [(0.028, True), (0.002, False)])
-def test_chunks_of_hdf5_that_are_unpacked_for_each_sample_are_to_be_smaller(cpu_s: float, told: bool) -> None:
-    """Not where they are waited for."""
-    seen = made(wait_s=0.08, compute_s=0.01, cores=2, stages={"read": 0.03}, stages_cpu={"read": cpu_s})
+@pytest.mark.parametrize(
+    ("cpu_s", "file", "told"), [(0.028, "a.h5", True), (0.002, "a.h5", False), (0.028, "a.bin", False)]
+)
+def test_chunks_of_hdf5_that_are_unpacked_for_each_sample_are_to_be_smaller(
+    cpu_s: float, file: str, told: bool
+) -> None:
+    """Not where they are waited for, nor for another class of that name."""
+    seen = made(
+        wait_s=0.08, compute_s=0.01, cores=2, stages={"read": 0.03}, stages_cpu={"read": cpu_s}, sample_paths=[file]
+    )
     found = found_in(seen, functions={"read dataset.py:Dataset.__getitem__:9": 9.0})
     reads = [one for one in found if one.remedy == "cheaper read"]
     assert bool(reads) == told
-    assert all("chunks=(1," in one.command and one.at_most and one.gain > 5 for one in reads)
+    assert all("chunks = (1," in one.command and one.at_most and one.gain > 5 for one in reads)
 
 
 def test_of_feedlines_own_loader_nothing_is_said_to_be_the_users_but_transforms() -> None:
