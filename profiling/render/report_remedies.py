@@ -10,6 +10,7 @@ from feedline.profiling.render.sections import Prose, Reasons, Remedies, Section
 
 MOST_FAMILIES = 10
 MOST_VARIANTS = 6
+OF_SHARDS = ("shards", "own-shards", "loader", "own-loader")
 UNSURE = (
     "It mends what the loop waits for, but what it gains is too small or too uncertain to be told from none: try it, "
     "and profile again."
@@ -78,11 +79,14 @@ def what_may_help(diagnosis: Diagnosis) -> Section | None:
 
 
 def in_vain(predictions: Iterable[Prediction]) -> Section | None:
-    """What was considered, those with the same reason together."""
+    """What was considered, those with the same reason together: of shards what is then the limit."""
     by_reason: dict[str, list[str]] = {}
     for prediction in (one for one in predictions if not one.helps and not one.in_doubt):
         why = prediction.why.removeprefix("this will not help, because ")
-        why = why if prediction.vain else f"little or no gain ({units.times(prediction.gain)}): {why}"
+        limit = why.partition("; ")[2] if prediction.family in OF_SHARDS else ""
+        if not prediction.vain:
+            gain = "" if limit else f" ({units.times(prediction.gain)})"
+            why = f"little or no gain{gain}: {limit or why}"
         by_reason.setdefault(why, []).append(prediction.remedy)
     reasons = [("; ".join(names), why) for why, names in by_reason.items()]
     return section("What would not help", Reasons(reasons)) if reasons else None

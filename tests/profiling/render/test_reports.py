@@ -197,6 +197,14 @@ def test_a_gain_that_cannot_be_told_from_none_is_neither_help_nor_none() -> None
     assert "Nothing that can be predicted" not in flat
 
 
+def test_shards_that_gain_nothing_are_told_together() -> None:
+    costs = ("one sample then takes 2 ms; the model is then the limit", "it takes 3 ms; the model is then the limit")
+    shards = {"family": "shards", "helps": False, "gain": 1.0}
+    forms = [{"remedy": f"shards {number}", "why": why, **shards} for number, why in enumerate(costs)]
+    flat = " ".join(text(report(with_remedies(*forms))).split())
+    assert "shards 0; shards 1: little or no gain: the model is then the limit" in flat
+
+
 def test_what_may_help_a_loop_that_waits_is_to_be_tried_first() -> None:
     may = {"helps": False, "gain": 1.17, "gain_low": 0.98, "gain_high": 1.4, "of_data": True}
     named = [

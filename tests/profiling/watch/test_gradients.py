@@ -12,6 +12,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from feedline.profiling.profile import Profile
+from feedline.profiling.watch import sampler, trainer
+
+
+@pytest.fixture(autouse=True)
+def looks_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that models are seen in as short a run."""
+    monkeypatch.setattr(sampler, "BUDGET", 1.0)
+    monkeypatch.setattr(trainer, "TRAINER_HZ", 500.0)
 
 
 class Net(nn.Module):
@@ -28,7 +36,7 @@ class Teacher(Net):
     pass
 
 
-def unused(step: Any, optimizers: list[torch.optim.Optimizer], steps: int = 300) -> tuple[int, list[str]]:
+def unused(step: Any, optimizers: list[torch.optim.Optimizer], steps: int = 150) -> tuple[int, list[str]]:
     with Profile(resources=False) as seen:
         for (x,) in DataLoader(TensorDataset(torch.rand(256 * steps, 256)), batch_size=256):
             for optimizer in optimizers:
@@ -123,7 +131,7 @@ def test_it_is_told_of_a_model_that_is_gone_as_the_script_ends_and_a_weight_of_i
         net.backbone.scale = nn.Parameter(torch.ones(256))
         net.register_parameter("shift", nn.Parameter(torch.zeros(256)))
         optimizer = torch.optim.SGD(net.head.parameters(), lr=0.01)
-        for (x,) in DataLoader(TensorDataset(torch.rand(256 * 300, 256)), batch_size=256):
+        for (x,) in DataLoader(TensorDataset(torch.rand(256 * 150, 256)), batch_size=256):
             optimizer.zero_grad()
             net((x + net.shift) * net.backbone.scale).square().mean().backward()
             optimizer.step()
