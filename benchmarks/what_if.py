@@ -101,7 +101,7 @@ def needless(recording: Recording) -> str:
         return "its batches come from no loader that could be replaced by one"
     files, samples = len(recording.sample_paths), at.dataset_samples or 0
     several = recording.files_bytes is not None and SEVERAL * files < samples and not loader.sampler
-    if several and any(is_larger(path, LARGER * (image_size(loader) or 224)) for path in own_paths(recording)):
+    if several and any(is_image(Path(path), LARGER * (image_size(loader) or 224)) for path in own_paths(recording)):
         return f"its {files:,} files hold {samples:,} samples, and shards would have one of each file"
     return "as far as was seen, the loop hardly waits for data" if at.hardly_waits else ""
 
@@ -178,21 +178,12 @@ def found_in(paths: Sequence[str | Path], most: int) -> Iterator[bytes]:
         yield from members_of(path, -(-most // len(tars)))
 
 
-def is_image(file: Path | io.BytesIO) -> bool:
-    """Of a format that is read here, by its first bytes."""
+def is_image(file: Path | io.BytesIO, larger_px: int = 0) -> bool:
+    """Of a format that is read here, by its first bytes; and its sides are longer."""
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(file, formats=NAMES):
-            return True
+        with warnings.catch_warnings(action="ignore"), Image.open(file, formats=NAMES) as picture:
+            return min(picture.size) > larger_px
     except Exception:  # whatever a damaged file makes of a parser
-        return False
-
-
-def is_larger(path: str, than_px: int) -> bool:
-    """A picture whose sides are longer."""
-    try:
-        with warnings.catch_warnings(action="ignore"), Image.open(path, formats=NAMES) as picture:
-            return min(picture.size) > than_px
-    except Exception:  # no picture, or whatever a damaged file makes of a parser
         return False
 
 

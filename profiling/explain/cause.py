@@ -21,8 +21,7 @@ from feedline.profiling.record.stages import STAGES
 KINDS = (*STAGES, "draw", "unpickle", "start", "slow-worker", "cores", "main", "handover")
 """Of causes, but for the stages idle and other."""
 MOSTLY = 0.5
-THREAD = "another thread of the script makes the batches, mostly in {}"
-THREADS = "another thread of the script makes the batches; what its other threads compute is mostly in {}"
+THREAD = "another thread of the script makes the batches"
 ANOTHERS = "waiting for another thread"  # what a lock means where there are no workers: nobody else takes it
 AFTERWORDS = {"blocked": ": more workers wait side by side", "lock": ": more workers do not help"}
 
@@ -113,7 +112,7 @@ def _main(measured: Measured) -> Cause | None:
         if share - waits <= ERRORS_90 * (error + waits_error):
             words = "the batches come out of something that is not watched: what makes them cannot be seen"
             where = maker(recording)
-            return Cause(where=where, words=THREAD.format(where) if where else words)
+            return Cause(where=where, words=f"{THREAD}, mostly in {where}" if where else words)
     else:
         waits, waits_error = looked(recording, ("wait",))
         if waits - ERRORS_90 * waits_error > MOSTLY * share:
@@ -143,7 +142,8 @@ def _stage(measured: Measured) -> Cause:
     workers, name = measured.workers, measured.workers.top
     if not workers.each:
         where = measured.trainer.beside if measured.loader and measured.loader.background else ""
-        return Cause(where=where, words=THREADS.format(where) if where else "what the workers do was not seen")
+        seen = f"{THREAD}; what its other threads compute is mostly in {where}"
+        return Cause(where=where, words=seen if where else "what the workers do was not seen")
     if name is None and workers.looks < FEW_LOOKS:
         seen = count_of(workers.looks, "look")
         return Cause(words=f"{seen} at the workers are too few to say what they do: {measured.longer}")

@@ -27,9 +27,10 @@ OTHER_LOOPS = 0.5  # of the training's time, from which they are told of
 
 def headline(measured: Measured, verdict: Judged) -> str:
     shares, bound, share = measured.trainer.shares, verdict.bound, _paused(measured)
-    paused, whole = _pauses(measured.recording)[0], f"{units.percent(share)} of the whole"
+    paused = _pauses(measured.recording)[0] if share >= MUCH_PAUSED else ""
+    whole = f"{units.percent(share)} of the whole"
     if bound is None:
-        apart = f" {paused[0].upper()}{paused[1:]} take {whole}." * (share >= MUCH_PAUSED)
+        apart = f" {paused[0].upper()}{paused[1:]} take {whole}." if paused else ""
         return f"Cannot tell: {verdict.why}.{apart}"
     close = f", close to {' and '.join(verdict.close)}-bound" if verdict.close else ""
     name = f"{bound.capitalize()}-bound{close}"
@@ -43,7 +44,7 @@ def headline(measured: Measured, verdict: Judged) -> str:
         "trainer": f"{units.percent(shares.trainer)} of the time is the script's own Python",
         "compute": f"{model} {units.percent(shares.compute)} of the time",
     }[bound]
-    apart = f", apart from {paused}: {whole}" * (share >= MUCH_PAUSED)
+    apart = f", apart from {paused}: {whole}" if paused else ""
     return f"{name}: {words}{apart}."
 
 

@@ -24,6 +24,8 @@ LegName = Literal["normal", "cached", "kept", "laid_out", "loader_only", "cold"]
 
 ENVIRONMENT = "FEEDLINE_PROFILE"  # set in the profiled script's environment: the run's folder
 MOST_PATHS = 512  # data files of which one run tells
+SWITCH_INTERVAL_S = 2e-4
+"""After which a watched thread that runs Python gives the interpreter's lock up: as far a look may fall behind it."""
 A_FILE_EACH = 0.5  # of `changing`: from here on a sample has a file of its own; small shards come to 0.1 and more
 OWN_EPOCH = -1  # of rows that an optimiser's steps delimit: their loop asks no watched loader
 NOTABLE = 0.2  # share of the cores that neighbours may have while a leg's window lasts

@@ -17,7 +17,7 @@ from feedline.profiling.explain.measure.situation import DATA_BOUND, Measured
 from feedline.profiling.explain.measure.workers import Workers, looked_error
 from feedline.profiling.explain.verdict import Diagnosis, known_shares
 from feedline.profiling.record import units
-from feedline.profiling.record.journal import LegName
+from feedline.profiling.record.journal import SWITCH_INTERVAL_S, LegName
 from feedline.profiling.record.recording import Gpu, Leg, Line
 from feedline.profiling.record.uncertainty import look_error
 from feedline.profiling.render import report_time
@@ -47,7 +47,6 @@ LEG_NAMES: dict[LegName, str] = {
 }  # fmt: skip
 OF_LOOP = "share of the loop's time"
 MOST_TRANSFORMS = 10
-LOCKED_S = 2e-4  # that one may be seen for another: the switch interval of `watch.sampler`
 MOST_ROWS = 16
 
 
@@ -203,7 +202,7 @@ def _transforms(workers: Workers) -> Bars | None:
     def bar(name: str) -> Bar:
         value, share = alone * seconds[name] / workers.samples, min(1.0, seconds[name] / whole_s)
         looks_s = ERRORS_95 * look_error(share, workers.looks) * alone * whole_s / workers.samples
-        low, high = max(0.0, value - looks_s - LOCKED_S), value + looks_s + LOCKED_S
+        low, high = max(0.0, value - looks_s - SWITCH_INTERVAL_S), value + looks_s + SWITCH_INTERVAL_S
         return Bar(label=name, value=1e3 * value, low=1e3 * low, high=1e3 * high)
 
     rows = [bar(name) for name in sorted(seconds, key=lambda name: -seconds[name])[:MOST_TRANSFORMS]]

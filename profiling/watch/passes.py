@@ -63,12 +63,9 @@ class Pass:
     over: bool = False  # its loader has said that there is no more
     visit: Visit | None = None
     inner: list["Pass"] = field(default_factory=list)
-    before: StepRow | None = None  # the row that was closed last
-    evaluated: dict[int, StepRow] = field(default_factory=dict)
-    """By loader: the row in which many of its batches were last drawn."""
-    draws: set[int] = field(default_factory=set)
-    """Other loaders of which batches are drawn in its open row, in passes begun before it or in it."""
-    drew: set[int] = field(default_factory=set)  # the same of the row before
+    draws: dict[int, bool] = field(default_factory=dict)
+    """By loader, whether many batches of a pass are drawn in its open row, one that was begun before it or in it."""
+    drew: dict[int, bool] | None = None  # the same of the row that was closed last
 
     def written(self, ended: float | None) -> dict[str, Any]:
         """Fields of `recording.LoaderPass`. `ended` is when the loader said that there is no more."""
@@ -169,7 +166,7 @@ class Loop:
         visit = by.visit
         if visit is None or visit.row is not row:
             visit = by.visit = Visit(row, by.asked, by.waited_s - (now - by.asked))
-            host.draws.add(by.loader)
+            host.draws.setdefault(by.loader, False)
         visit.batches += 1
         if visit.batches == EVAL_BATCHES:
             by.outer, by.entered, by.trained = row, visit.since, False
@@ -185,7 +182,7 @@ class Loop:
             if not (inner.done or inner.background or inner.trained):
                 self._take_in(inner, row, of, now)
         of.inner.clear()
-        of.before, of.drew, of.draws = row, of.draws, set()
+        of.drew, of.draws = of.draws, {}
         row.duration_s = now - row.start_s
         if row.optimizer_s:
             self.optimized.add(row.loader)
@@ -240,12 +237,10 @@ class Loop:
                 setattr(row, name, getattr(row, name) + getattr(inner.row, name))
                 setattr(inner.row, name, 0)
         many, goes_on = inner.batches >= EVAL_BATCHES, inner.resumed or inner.visit is not None
-        few, before = inner.outer is row and not (many or inner.resumed or inner.anew), host.before
-        seldom = few and before is not None and inner.loader not in host.drew
-        always = goes_on and before is not None and host.evaluated.get(inner.loader) is before
-        host.draws.add(inner.loader)
-        if many:
-            host.evaluated[inner.loader] = row
+        few = inner.outer is row and not (many or inner.resumed or inner.anew)
+        seldom = few and host.drew is not None and inner.loader not in host.drew
+        always = goes_on and host.drew is not None and host.drew.get(inner.loader, False)
+        host.draws[inner.loader] = many or host.draws.get(inner.loader, False)
         if (many and not always) or seldom:
             ended = inner.row.start_s + inner.row.own_wait_s if inner.row else now
             if seldom:

@@ -26,13 +26,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from feedline.profiling.record.journal import Journal, TimeRow
+from feedline.profiling.record.journal import SWITCH_INTERVAL_S, Journal, TimeRow
 from feedline.profiling.watch.evidence import Spent, ThreadEvidence
 from feedline.profiling.watch.rules import Place
 
 WORKER_HZ, TRAINER_HZ = 100.0, 50.0  # looks a second, at most
 BUDGET = 0.003  # the share of the time that looks may take, lately
-SWITCH_INTERVAL_S = 2e-4
 LOOKING_INTERVAL_S = 5e-3
 LONGEST_S = 0.15
 SOON_LONGEST_S, SOON_LOOKS = 0.05, 60  # a short run must be seen often enough, whatever a look costs

@@ -77,11 +77,8 @@ def prepared(at: Situation) -> Iterable[Change]:
         for count in sorted({usual, *at.workers}):
             most, then, least = (_with_trial(at, count, trial, as_is.get(trial.loader), part) for part in (0, 0.5, 1))
             if then is not None and least is not None and most is not None:
-                then, unsure = (
-                    replace(then, storage_samples_per_s=_from_storage(at, trial)),
-                    error_between(least, most),
-                )
-                yield _prepared(at, loader, trial, then, unsure)
+                then = replace(then, storage_samples_per_s=_from_storage(at, trial))
+                yield _prepared(at, loader, trial, then, error_between(least, most))
 
 
 def _with_trial(at: Situation, workers: int, trial: Trial, as_is: Trial | None, stays: float) -> Throughput | None:
